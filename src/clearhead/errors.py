@@ -19,6 +19,11 @@ from types import UnionType
 MAX_COMPARED_NAMES = 10_000  # beyond this, only names with the same first letter are compared
 MAX_COMPARED_FILES = 1_000  # in a larger folder, no similar file name is suggested
 MAX_LISTED_NAMES = 24
+CONTROL_PICTURES = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
 MAX_SHOWN_INT = 10**60  # larger integers are not printed
 
 # What parsers raise on malformed data. Others, such as TypeError, are bugs of the reading code.
@@ -69,6 +74,14 @@ def warn(message: str) -> None:
         if frame.f_globals.get("__name__", "").split(".")[0] != "clearhead"
     )
     warnings.warn(message, ClearheadWarning, stacklevel=next(outside, 1))
+
+
+def escape_controls(text: str) -> str:
+    """Text without control characters that a terminal would obey, except tabs and line ends.
+
+    Each is replaced by one visible character, such as ␛.
+    """
+    return text.translate(CONTROL_PICTURES)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clearhead.cli.common import DTYPE_OPTION, OVERFLOW_OPTION, Overflow, report_invalid_utf8
+from clearhead.cli.common import DTYPE_OPTION, OVERFLOW_OPTION, Overflow, echo, report_invalid_utf8
 from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def chat(
     )
     terminal = TerminalChat(session)
     if is_interactive:
-        typer.echo(f"{loaded!r}; type /help for commands")
+        echo(f"{loaded!r}; type /help for commands")
     for line in _input_lines(is_interactive):
         if not terminal.handle_line(line):
             break
@@ -73,7 +73,7 @@ def default_model(is_interactive: bool) -> str:
         )
     if not typer.confirm(DOWNLOAD_QUESTION):
         return FALLBACK_MODEL
-    _, name = hub.download_model(DEFAULT_CHAT_MODEL, lambda line: typer.echo(line, err=True))
+    _, name = hub.download_model(DEFAULT_CHAT_MODEL, lambda line: echo(line, err=True))
     return name
 
 
@@ -109,9 +109,9 @@ class TerminalChat:
             elif line:
                 self.print_stream(self.session.stream(line))
         except ClearheadError as error:
-            typer.echo(f"clearhead: {error}", err=True)
+            echo(f"clearhead: {error}", err=True)
         except OSError as error:
-            typer.echo(f"clearhead: cannot write {argument}: {error.strerror}.", err=True)
+            echo(f"clearhead: cannot write {argument}: {error.strerror}.", err=True)
         return True
 
     def run_command(self, command: str, argument: str) -> None:
@@ -124,33 +124,33 @@ class TerminalChat:
             case "/regenerate":
                 self.print_stream(session.stream_regenerate())
             case "/prompt" if session.messages:
-                typer.echo(session.model.chat_prompt(session.messages))
+                echo(session.model.chat_prompt(session.messages))
             case "/prompt":
-                typer.echo("there are no messages yet")
+                echo("there are no messages yet")
             case "/save" if argument:
                 self.save(Path(argument))
             case "/help":
-                typer.echo(HELP)
+                echo(HELP)
             case _:
-                typer.echo(f"{command} is not a command, or needs an argument.\n{HELP}")
+                echo(f"{command} is not a command, or needs an argument.\n{HELP}")
 
     def save(self, path: Path) -> None:
         from clearhead.io import write_atomic
 
         if path.exists():
-            typer.echo(f"{path} already exists; choose another name.")
+            echo(f"{path} already exists; choose another name.")
             return
         text = json.dumps(self.session.messages, indent=1, ensure_ascii=False)
         write_atomic(path, f"{text}\n".encode())
-        typer.echo(f"saved {path}")
+        echo(f"saved {path}")
 
     def print_stream(self, chunks: "Iterator[TextChunk]") -> None:
         """Print an answer as it is generated. Ctrl-C stops it; the text so far is kept."""
         try:
             for chunk in chunks:
-                typer.echo(chunk.text, nl=False)
+                echo(chunk.text, nl=False)
                 sys.stdout.flush()
         except KeyboardInterrupt:
             if isinstance(chunks, Generator):
                 chunks.close()
-        typer.echo()
+        echo()

@@ -10,6 +10,7 @@ from clearhead.cli.common import (
     INPUT_OPTION,
     MODEL_ARGUMENT,
     check_one_input,
+    echo,
     map_batches,
     read_text_batches,
     warn_if_file_name,
@@ -55,11 +56,11 @@ def classify(
     batches = read_text_batches(f"{text}{PAIR_SEPARATOR}{text_pair}" if text_pair else text, file)
     for line, result in map_batches(batches, file, partial(classify_lines, loaded)):
         if as_json:
-            typer.echo(json.dumps(_to_dict(line, result), ensure_ascii=False))
+            echo(json.dumps(_to_dict(line, result), ensure_ascii=False))
         elif result.probabilities:
-            typer.echo(f"{result.label}\t{result.score:.1%}")
+            echo(f"{result.label}\t{result.score:.1%}")
         else:
-            typer.echo(f"{result.score:.4f}")
+            echo(f"{result.score:.4f}")
 
 
 def classify_lines(model: "Model", lines: list[str]) -> "list[Classification]":

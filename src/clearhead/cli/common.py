@@ -9,11 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 
 import typer
 
-from clearhead.errors import ClearheadError, ClearheadWarning, InputTextError, suggest
+from clearhead.errors import (
+    ClearheadError,
+    ClearheadWarning,
+    InputTextError,
+    escape_controls,
+    suggest,
+)
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -255,9 +261,9 @@ def warn_if_file_name(text: str | None, usage: str = "use --input {} to read its
         if text.lower().endswith((*IMAGE_SUFFIXES, *AUDIO_SUFFIXES)):
             raise ClearheadError(f"{text} is an image or audio file; this model reads text.")
         hint = usage.format(shlex.quote(text))
-        typer.echo(f"{text} is a file, but was read as text; {hint}.", err=True)
+        echo(f"{text} is a file, but was read as text; {hint}.", err=True)
     elif re.fullmatch(TEXT_FILE_NAME, text):
-        typer.echo(f"{text} was read as text; there is no such file.", err=True)
+        echo(f"{text} was read as text; there is no such file.", err=True)
 
 
 def _is_file(text: str) -> bool:
@@ -272,7 +278,7 @@ def show_warnings_on_stderr() -> None:
 
     def show(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
         if issubclass(category, ClearheadWarning):
-            typer.echo(str(message), err=True)
+            echo(str(message), err=True)
         else:
             original(message, category, *args, **kwargs)
 
@@ -304,6 +310,16 @@ def ablate_heads(model: "Model", heads: list[str]) -> "dict[str, ActivationEdit]
 
 
 # --- output
+def echo(message: str = "", *, nl: bool = True, err: bool = False) -> None:
+    """Print a line; a terminal gets it without control characters."""
+    typer.echo(for_stream(message, sys.stderr if err else sys.stdout), nl=nl, err=err)
+
+
+def for_stream(text: str, stream: IO[str]) -> str:
+    """The text, for a terminal without control characters of models and data."""
+    return escape_controls(text) if stream.isatty() else text
+
+
 def count_of(number: int, noun: str) -> str:
     """1 token, 2 tokens."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
@@ -347,7 +363,7 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
     table = Table(*header, box=None, padding=(0, 2, 0, 0), header_style="dim")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(escape_controls(cell)) for cell in row))
     console = Console(highlight=False)
     with console.capture() as capture:
         console.print(table)
@@ -362,4 +378,4 @@ def show_or_save(view: "View", output: Path | None) -> None:
         Console(highlight=False).print(view.terminal(), soft_wrap=True, end="")
     else:
         view.save(output)
-        typer.echo(f"saved {output}")
+        echo(f"saved {output}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from clearhead.cli.common import DEVICE_OPTION, parse_config_flags
+from clearhead.cli.common import DEVICE_OPTION, echo, parse_config_flags
 from clearhead.cli.train import COMPILE_OPTION, LOGGER_OPTION, RECORD_ACTIVATIONS_OPTION, Logger
 from clearhead.errors import ClearheadError
 
@@ -79,7 +79,7 @@ def compare(
     result = run_comparison(
         experiment,
         folder,
-        echo=typer.echo,
+        echo=echo,
         make_display=TrainingDisplay if shows_progress else no_display,
         device=device,
         compile=compile,
@@ -87,9 +87,9 @@ def compare(
         record_activations=record_activations,
     )
     if is_main_process:
-        typer.echo(f"\n{result}\n\nreport: {folder / REPORT_FILE}")
+        echo(f"\n{result}\n\nreport: {folder / REPORT_FILE}")
     if not result.completed:
-        typer.echo("stopped; run the same command to resume")
+        echo("stopped; run the same command to resume")
         raise typer.Exit(130)
 
 

@@ -10,6 +10,7 @@ from clearhead.cli.common import (
     INPUT_OPTION,
     MODEL_ARGUMENT,
     count_of,
+    echo,
     map_batches,
     read_text_batches,
     warn_if_file_name,
@@ -52,4 +53,4 @@ def embed(
     else:
         np.savetxt(buffer, vectors, "%.9g", delimiter=",")
     write_atomic(output, buffer.getvalue())
-    typer.echo(f"saved {count_of(len(vectors), 'vector')} of size {vectors.shape[1]} to {output}")
+    echo(f"saved {count_of(len(vectors), 'vector')} of size {vectors.shape[1]} to {output}")

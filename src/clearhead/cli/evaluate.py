@@ -5,7 +5,7 @@ from typing import Literal
 
 import typer
 
-from clearhead.cli.common import DTYPE_OPTION, MODEL_ARGUMENT, show_or_save
+from clearhead.cli.common import DTYPE_OPTION, MODEL_ARGUMENT, echo, show_or_save
 from clearhead.errors import ClearheadError
 
 SAVE_VIEW_HELP = "as .png, .svg, .html, .csv or .npy."
@@ -97,9 +97,9 @@ def evaluate(
     if output is not None:
         write_atomic(output, f"{result.to_json()}\n".encode())
     if as_json:
-        typer.echo(result.to_json())
+        echo(result.to_json())
     else:
-        typer.echo(str(result))
+        echo(str(result))
         for view in result.views.values():
             if view.is_small:
                 show_or_save(view, None)

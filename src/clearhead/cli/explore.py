@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from clearhead.cli.common import DEVICE_OPTION, DTYPE_OPTION, show_qr_code
+from clearhead.cli.common import DEVICE_OPTION, DTYPE_OPTION, echo, show_qr_code
 from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def explore(
     url = f"{server_url(host, port)}?key={quote(api_key)}{_url_fragment(text, source)}"
 
     def on_ready() -> None:
-        typer.echo(f"{', '.join(registry.names)} at {url} (Ctrl-C to stop)")
+        echo(f"{', '.join(registry.names)} at {url} (Ctrl-C to stop)")
         if not is_loopback(host):
             show_qr_code(url)
         if not no_open:
@@ -132,6 +132,6 @@ def _save_page(app: "FastAPI", path: Path, text: str, source: str, names: list[s
 
     page = asyncio.run(build_saved_page(app, text, source)).encode()
     write_atomic(path, page)
-    typer.echo(f"saved {path} ({len(page) / 1e6:.1f} MB)")
+    echo(f"saved {path} ({len(page) / 1e6:.1f} MB)")
     if len(names) > 1:
-        typer.echo(f"it contains only {names[0]}; name one model per file")
+        echo(f"it contains only {names[0]}; name one model per file")

@@ -6,7 +6,7 @@ from typing import Literal
 
 import typer
 
-from clearhead.cli.common import MODEL_ARGUMENT
+from clearhead.cli.common import MODEL_ARGUMENT, echo
 from clearhead.errors import ClearheadError
 
 ExportFormat = Literal["clearhead", "hf", "gguf", "ctranslate2", "onnx"]
@@ -39,8 +39,8 @@ def export(
         )
     loaded = load(model, device="cpu", dtype=dtype)
     if sys.stderr.isatty():
-        typer.echo(f"exporting {loaded!r} as {kind} …", err=True)
+        echo(f"exporting {loaded!r} as {kind} …", err=True)
     save(loaded, folder, kind)
     files = [path for path in folder.rglob("*") if path.is_file()]
     for path in sorted(files, key=lambda path: (-path.stat().st_size, path)):
-        typer.echo(f"{path.stat().st_size:>14,}  {path}")
+        echo(f"{path.stat().st_size:>14,}  {path}")

@@ -10,6 +10,7 @@ from clearhead.cli.common import (
     INPUT_OPTION,
     MODEL_ARGUMENT,
     ablate_heads,
+    echo,
     map_batches,
     read_text_batches,
     warn_if_file_name,
@@ -41,14 +42,14 @@ def fill(
     for line, result in results:
         if as_json:
             masks = [[asdict(word) for word in words] for words in result.masks]
-            typer.echo(json.dumps(masks, ensure_ascii=False))
+            echo(json.dumps(masks, ensure_ascii=False))
             continue
         if file:
-            typer.echo(line)
+            echo(line)
         for number, words in enumerate(result.masks, 1):
             if len(result.masks) > 1:
-                typer.echo(f"mask {number}")
+                echo(f"mask {number}")
             for word in words:
-                typer.echo(f"{word.probability:6.1%}  {word.word}")
+                echo(f"{word.probability:6.1%}  {word.word}")
             if number < len(result.masks) or file:
-                typer.echo()
+                echo()

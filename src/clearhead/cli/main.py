@@ -30,7 +30,7 @@ from clearhead.cli import (
     vectors,
     verify,
 )
-from clearhead.cli.common import ALLOW_CONFIG_FLAGS, show_warnings_on_stderr
+from clearhead.cli.common import ALLOW_CONFIG_FLAGS, echo, show_warnings_on_stderr
 from clearhead.cli.examples import example_text, start_page
 from clearhead.errors import ClearheadError, os_error_reason
 
@@ -98,10 +98,10 @@ def start(
 
     show_warnings_on_stderr()
     if version:
-        typer.echo(f"clearhead {__version__}")
+        echo(f"clearhead {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        typer.echo(start_page(__version__), nl=False)
+        echo(start_page(__version__), nl=False)
 
 
 def main() -> None:
@@ -151,5 +151,5 @@ def _describe_usage_error(error: Any, context: typer.Context) -> str:
 
 def _exit(message: str, status: int) -> NoReturn:
     if os.environ.get("RANK", "0") == "0":  # only one process of torchrun prints
-        typer.echo(f"clearhead: {message}", err=True)
+        echo(f"clearhead: {message}", err=True)
     sys.exit(status)

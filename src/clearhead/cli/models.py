@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from clearhead.cli.common import echo
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -33,7 +35,7 @@ def models(
     if name:
         card = bundled_card(name)
         if as_json:
-            typer.echo(json.dumps(dataclasses.asdict(card), ensure_ascii=False))
+            echo(json.dumps(dataclasses.asdict(card), ensure_ascii=False))
         else:
             print_card(console, name, card)
         return
@@ -42,7 +44,7 @@ def models(
     if as_json:
         bundled = {name: dataclasses.asdict(card) for name, card in cards.items()}
         record = {"bundled": bundled, "downloaded": downloaded}
-        typer.echo(json.dumps(record, ensure_ascii=False))
+        echo(json.dumps(record, ensure_ascii=False))
     else:
         print_list(console, cards, downloaded)
 

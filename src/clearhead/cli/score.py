@@ -9,6 +9,7 @@ from clearhead.cli.common import (
     INPUT_OPTION,
     MODEL_ARGUMENT,
     Overflow,
+    echo,
     map_batches,
     read_text_batches,
     warn_if_file_name,
@@ -43,7 +44,7 @@ def score(
                 "perplexity": result.perplexity if has_perplexity else None,
                 "logprobs": result.logprobs,
             }
-            typer.echo(json.dumps(record, ensure_ascii=False))
+            echo(json.dumps(record, ensure_ascii=False))
         else:
             perplexity = f"{result.perplexity:.3f}" if has_perplexity else "–"
-            typer.echo(f"logprob {result.total_logprob:.3f}  perplexity {perplexity}  {line}")
+            echo(f"logprob {result.total_logprob:.3f}  perplexity {perplexity}  {line}")

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import typer
 
-from clearhead.cli.common import DEVICE_OPTION, DTYPE_OPTION, show_qr_code
+from clearhead.cli.common import DEVICE_OPTION, DTYPE_OPTION, echo, show_qr_code
 from clearhead.errors import ClearheadError
 
 
@@ -80,7 +80,7 @@ def serve(
 
     def on_ready() -> None:
         address = f"{url}{query}" if page else f"{url}v1"
-        typer.echo(f"{', '.join(registry.names)} at {address} (Ctrl-C to stop)")
+        echo(f"{', '.join(registry.names)} at {address} (Ctrl-C to stop)")
         if page and not is_loopback(host):
             show_qr_code(url if "…" in query else address)  # without the key, a form asks for it
 

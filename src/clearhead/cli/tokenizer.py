@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from clearhead.cli.common import STDIN, read_stdin, warn_if_file_name
+from clearhead.cli.common import STDIN, echo, read_stdin, warn_if_file_name
 from clearhead.cli.examples import example_text
 from clearhead.errors import ClearheadError
 
@@ -86,19 +86,19 @@ def train(
         _show_progress("")
     trained.save(output)
     if report.skipped:
-        typer.echo(str(report), err=True)
-    typer.echo(f"{output}: {summarize(trained)}")
+        echo(str(report), err=True)
+    echo(f"{output}: {summarize(trained)}")
     if texts.num_bytes:
         num_tokens = sum(map(len, trained.encode_batch(texts.sample)))
         sample_bytes = sum(len(text.encode()) for text in texts.sample)
-        typer.echo(
+        echo(
             f"read {_format_bytes(texts.num_bytes)} in {time.monotonic() - start:.1f} s; "
             f"{sample_bytes / num_tokens:.2f} bytes per token on the first "
             f"{_format_bytes(sample_bytes)}"
         )
     if kind == "bpe" and len(trained) < size:
-        typer.echo(f"the text has too few distinct pairs for {size:,} tokens; use more text")
-    typer.echo(f'clearhead tokenizer show {output} "some text" shows how it splits text')
+        echo(f"the text has too few distinct pairs for {size:,} tokens; use more text")
+    echo(f'clearhead tokenizer show {output} "some text" shows how it splits text')
 
 
 @app.command("show", epilog=example_text("tokenizer show"))

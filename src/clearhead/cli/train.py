@@ -6,7 +6,7 @@ from typing import Literal
 
 import typer
 
-from clearhead.cli.common import DEVICE_OPTION, parse_config_flags
+from clearhead.cli.common import DEVICE_OPTION, echo, parse_config_flags
 from clearhead.errors import ClearheadError
 
 Logger = Literal["tensorboard"]
@@ -70,7 +70,7 @@ def train(
         load_config(recipe, options),
         output,
         TrainingDisplay,
-        typer.echo,
+        echo,
         recipe=recipe,
         resume=resume == "auto",
         device=device,
@@ -88,4 +88,4 @@ def train_vectors(options: Mapping[str, object], output: Path) -> None:
 
     defaults = dataclass_to_dict(Word2VecConfig())
     config = dataclass_from_dict(Word2VecConfig, apply_overrides(defaults, options))
-    train_word_vectors(config, output, typer.echo)
+    train_word_vectors(config, output, echo)

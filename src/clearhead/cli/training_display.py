@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from clearhead.cli.common import echo
 from clearhead.config import RegressionHead
 from clearhead.train.throughput import ETA, Throughput, format_duration
 from clearhead.train.trainer import Progress, Trainer
@@ -63,7 +63,7 @@ class TrainingDisplay:
         elif progress.valid_loss is not None:
             if remaining:
                 parts.append(remaining)
-            typer.echo(f"step {progress.step:,} of {progress.max_steps:,}: {', '.join(parts)}")
+            echo(f"step {progress.step:,} of {progress.max_steps:,}: {', '.join(parts)}")
 
     def _describe_validation(self, loss: float, progress: Progress) -> str:
         is_best = loss < self.best_loss

@@ -20,6 +20,8 @@ from clearhead.cli.common import (
     Backend,
     check_one_input,
     count_of,
+    echo,
+    for_stream,
     format_table,
     logprob_table,
     logprobs_to_dicts,
@@ -113,11 +115,11 @@ def translate(
                 if as_json:
                     out.write(_to_json(loaded, line, translation))
                 else:
-                    out.write(_to_text(num_lines, translation))
+                    out.write(for_stream(_to_text(num_lines, translation), out))
                     out.writelines(_tables(loaded, line, translation))
             out.flush()
     if output != STDOUT:
-        typer.echo(f"wrote {count_of(num_lines, 'line')} to {output}")
+        echo(f"wrote {count_of(num_lines, 'line')} to {output}")
 
 
 def read_line_batches(file: str) -> Iterator[list[str]]:

@@ -25,7 +25,7 @@ def verify(
     change a preset.
     """
     from clearhead.api import load, new
-    from clearhead.cli.common import parse_config_flags
+    from clearhead.cli.common import echo, parse_config_flags
     from clearhead.config.presets import presets
     from clearhead.errors import ClearheadError
     from clearhead.evaluate.against_transformers import compare_with_transformers
@@ -38,19 +38,19 @@ def verify(
     if against not in ("", "transformers"):
         raise ClearheadError(f"--against must be transformers, got {against!r}.")
     subject = new(presets[model].replace(**changes)) if is_preset else load(model)
-    typer.echo(f"{model}: {subject!r}{' with random weights' if is_preset else ''}\n")
+    echo(f"{model}: {subject!r}{' with random weights' if is_preset else ''}\n")
     passed = 0
     failed = 0
     skipped = 0
     results = compare_with_transformers(subject, model) if against else iter_invariants(subject)
     for result in results:
-        typer.echo(str(result))
+        echo(str(result))
         if result.difference is None:
             skipped += 1
         elif result.passed:
             passed += 1
         else:
             failed += 1
-    typer.echo(f"\n{passed} passed, {failed} failed, {skipped} not applicable.")
+    echo(f"\n{passed} passed, {failed} failed, {skipped} not applicable.")
     if failed:
         raise typer.Exit(1)

@@ -13,6 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 from torch import Tensor
 
+from clearhead.errors import escape_controls
 from clearhead.lens.render.colors import NEGATIVE, POSITIVE
 from clearhead.lens.view import format_numbers
 
@@ -47,6 +48,7 @@ def render_text(view: "View") -> Text:
     note = [Text(view.note, "dim")] if view.note else []
     text = PrintableText()
     text.append_text(Text("\n").join((Text(view.title), *lines, *note, Text())))
+    text.plain = escape_controls(text.plain)
     return text
 
 
