@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import sample_data
 from sample_data import SHORT_RUN, TINY_MODEL
+from typer.testing import CliRunner
 
 import clearhead as ch
 from clearhead import io
+from clearhead.cli.main import app
 from clearhead.config.training import DataConfig
-from clearhead.train.checkpoint import fingerprint_data, lock_output
+from clearhead.train.checkpoint import fingerprint_data, lock_output, read_log
 from clearhead.train.strategy import SINGLE_PROCESS
 
 OPTIONS = {
@@ -146,7 +148,7 @@ def test_paths_may_be_spelled_differently(tmp_path, monkeypatch):
     with pytest.raises(ch.ClearheadError, match="texts has changed"):
         train(["texts/"], "run")
     (tmp_path / "other").mkdir()
-    with pytest.raises(ch.ClearheadError, match=r"data.train = \['./texts//'\], got \['other'\]"):
+    with pytest.raises(ch.ClearheadError, match=r"data.train = \['./texts//'\] → \['other'\]"):
         train(["other"], "run")
 
 
@@ -169,6 +171,61 @@ def test_changed_option_is_refused(option, tmp_path):
     value = {"model.norm_position": "post", "train.label_smoothing": 0.1}[option]
     with pytest.raises(ch.ClearheadError, match=f"{option} = "):
         train(data, tmp_path / "run", **{option: value})
+
+
+def test_all_changed_options_are_named_with_the_way_out(tmp_path):
+    data = sample_data.write_text(tmp_path)
+    train(data, tmp_path / "run")
+    changes = {"train.optimizer.lr": 0.5, "train.seed": 7, "train.max_steps": 6}
+    with pytest.raises(ch.ClearheadError, match=r"train\.init_from") as raised:
+        train(data, tmp_path / "run", **changes)
+    assert "train.optimizer.lr = 0.02 → 0.5; train.seed = 0 → 7." in str(raised.value)
+    options = {**SHORT_RUN, **changes, "data.train": data, "train.init_from": f"{tmp_path}/run"}
+    model = sample_data.train("lm-small", tmp_path / "other", options)
+    assert model.config.train.seed == 7
+
+
+# --- resuming by folder
+
+
+def test_folder_of_a_run_resumes_it(tmp_path, monkeypatch, capsys):
+    data = sample_data.write_text(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    train(data, "run1")
+    model = ch.train("run1", train={"max_steps": 6}, device="cpu")
+    assert model.config.train.max_steps == 6
+    assert "in run1, resuming after step 4" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run1/report.json").read_text())["recipe"] == "lm-small"
+    ch.train("run1", "run2", quiet=True, device="cpu")
+    assert read_log(tmp_path / "run2/log.jsonl")[-1]["step"] == 6
+    assert not (tmp_path / "run").exists()
+
+
+def test_configuration_of_a_run_does_not_start_over_in_another_folder(tmp_path, monkeypatch):
+    data = sample_data.write_text(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    train(data, "run1")
+    done = CliRunner().invoke(app, ["train", "run1/run.json", "--train.max_steps=6"])
+    assert isinstance(done.exception, ch.ClearheadError)
+    assert "train run1." in str(done.exception)
+    assert not (tmp_path / "run").exists()
+    done = CliRunner().invoke(app, ["train", "run1", "--train.max_steps=6", "--device=cpu"])
+    assert done.exit_code == 0, done.exception
+    assert read_log(tmp_path / "run1/log.jsonl")[-1]["step"] == 6
+
+
+@pytest.mark.parametrize("is_fine_tuned", [False, True])
+def test_classifier_is_resumed_by_folder(is_fine_tuned, tmp_path):
+    data = sample_data.write_labeled(tmp_path)
+    train(data, tmp_path / "first", "finetune-classify")
+    folder = tmp_path / "first"
+    if is_fine_tuned:
+        folder = tmp_path / "second"
+        options = {**SHORT_RUN, "data.train": data, "train.max_steps": 4}
+        options["train.init_from"] = str(tmp_path / "first")
+        sample_data.train("finetune-classify", folder, options)
+    ch.train(folder, train={"max_steps": 6}, quiet=True, device="cpu")
+    assert read_log(folder / "log.jsonl")[-1]["step"] == 6
 
 
 # --- data fingerprints

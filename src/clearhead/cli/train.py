@@ -29,10 +29,12 @@ def train(
     context: typer.Context,
     recipe: str = typer.Argument(
         metavar="RECIPE",
-        help="A preset, a run.toml, or vectors (word vectors).",
+        help="A preset, a run.toml, a run folder to resume, or vectors (word vectors).",
         show_default=False,
     ),
-    output: Path = typer.Option(Path("run"), help="Output folder."),
+    output: Path | None = typer.Option(
+        None, help="Output folder. Default: run, or the run folder.", show_default=False
+    ),
     resume: Literal["auto", "never"] = typer.Option(
         "auto", help="auto: resume the run in this folder. never: fail if it is not empty."
     ),
@@ -45,7 +47,8 @@ def train(
 
     Requires --data.train FILE…. Every option that clearhead presets NAME prints can be set, such as
     --train.max_steps=500. Ctrl-C saves a checkpoint and exits with status 130; the same command
-    resumes. The output folder contains the best model (best/) and report.html.
+    resumes, as does clearhead train FOLDER. The output folder contains the best model (best/) and
+    report.html.
 
     Word vectors are saved at the end only: after Ctrl-C, the same command starts anew.
     """
@@ -61,17 +64,18 @@ def train(
         for name, value in model_options.items():
             if value:
                 raise ClearheadError(f"--{name} does not apply to word vectors.")
-        train_vectors(options, output)
+        train_vectors(options, output or Path("run"))
         return
     from clearhead.cli.training_display import TrainingDisplay
-    from clearhead.train.train import load_config, run_training
+    from clearhead.train.train import load_config, locate_run, run_training
 
+    source, folder, recipe_name = locate_run(recipe, output)
     result = run_training(
-        load_config(recipe, options),
-        output,
+        load_config(source, options),
+        folder,
         TrainingDisplay,
         echo,
-        recipe=recipe,
+        recipe=recipe_name,
         resume=resume == "auto",
         device=device,
         compile=compile,

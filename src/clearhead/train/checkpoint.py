@@ -35,7 +35,7 @@ from clearhead.config.parse import ConfigDict, Schema, diff_trees, read_json_as
 from clearhead.config.training import DataConfig
 from clearhead.data.media_dataset import AUDIO_SUFFIXES, IMAGE_SUFFIXES, idx_labels_path
 from clearhead.data.readers import TEXT_SUFFIXES, glob_files, visible_files
-from clearhead.errors import ClearheadError
+from clearhead.errors import MAX_LISTED_NAMES, ClearheadError
 from clearhead.io import file_lock, read_log, write_atomic
 from clearhead.model.transformer import build_transformer
 from clearhead.train.strategy import SingleProcess
@@ -145,13 +145,21 @@ def check_same_run(
     """Refuse to resume a run with another configuration, except for `MUTABLE_OPTIONS`."""
     saved = Config.read(run_file).to_dict()
     current = config.to_dict()
-    for section in sections:
-        for path, old, new in diff_trees(saved[section], current[section], f"{section}."):
-            if path not in MUTABLE_OPTIONS and not same_paths(path, old, new):
-                raise ClearheadError(
-                    f"{run_file.parent} contains a run with {path} = {old!r}, got {new!r}; "
-                    "choose another --output for this one."
-                )
+    changes = [
+        f"{path} = {old!r:.60} → {new!r:.60}"
+        for section in sections
+        for path, old, new in diff_trees(saved[section], current[section], f"{section}.")
+        if path not in MUTABLE_OPTIONS and not same_paths(path, old, new)
+    ]
+    if not changes:
+        return
+    more = len(changes) - MAX_LISTED_NAMES
+    shown = [*changes[:MAX_LISTED_NAMES], *([f"and {more} more"] if more > 0 else [])]
+    raise ClearheadError(
+        f"{run_file.parent} contains a run with other options: {'; '.join(shown)}. Choose another "
+        "--output; to continue from the weights of that run, also set "
+        f"--train.init_from={run_file.parent}."
+    )
 
 
 # --- fingerprints of the data

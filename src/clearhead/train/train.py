@@ -21,6 +21,7 @@ from clearhead.io import read_log, write_json
 from clearhead.model.transformer import Transformer, build_transformer
 from clearhead.train.activation_recorder import ActivationRecorder
 from clearhead.train.checkpoint import (
+    CHECKPOINTS_FOLDER,
     FINGERPRINT_FILE,
     LOG_FILE,
     REPORT_DATA_FILE,
@@ -38,6 +39,7 @@ from clearhead.train.report import (
     ReportData,
     collect_report_data,
     next_commands,
+    read_report_data,
     write_report,
 )
 from clearhead.train.strategy import SINGLE_PROCESS, Echo, SingleProcess, distributed_training
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 
 TENSORBOARD_FOLDER = "tensorboard"
 LOGGERS = ("tensorboard",)
+DEFAULT_OUTPUT = Path("run")
 # Options that `train.init_from` determines.
 INHERITED_OPTIONS = r"model\.(?!dropout|head)|data\.(tokenizer|vocab_size)$"
 MIN_ESTIMATED_SECONDS = 60  # shorter runs need no estimate of their time
@@ -91,7 +94,7 @@ def validation_lines(trainer: Trainer, throughput: Throughput) -> Display:
 
 def train(
     recipe: str | Path | Config,
-    output: str | Path = "run",
+    output: str | Path | None = None,
     *,
     model: Mapping[str, object] | None = None,
     data: Mapping[str, object] | None = None,
@@ -104,29 +107,29 @@ def train(
     record_activations: bool = False,
     logger: str | None = None,
 ) -> "Model":
-    """Train a preset, a run.toml or a configuration, and return its best model.
+    """Train a preset, a run.toml or a configuration, or resume a run; return its best model.
 
     `model`, `data`, `train` and `inference` replace options of these sections; names of nested
     options have dots:
 
         ch.train("lm-small", "run", data={"train": "texts/"}, train={"optimizer.lr": 1e-3})
 
-    The log, the checkpoints and report.html are written to the folder `output`. With
-    `resume="auto"`, a run in this folder is resumed.
+    The log, the checkpoints and report.html are written to the folder `output`, by default run.
+    With `resume="auto"`, a run in this folder is resumed; `ch.train("run1")` resumes the run in the
+    folder run1.
     """
-    check_type(output, str | Path, "a folder to train in")
+    check_type(output, str | Path | None, "a folder to train in")
     if resume not in ("auto", "never"):
         raise ClearheadError(f"resume must be 'auto' or 'never', got {resume!r}.")
-    config = load_config(
-        recipe, dotted_options(model=model, data=data, train=train, inference=inference)
-    )
-    output = Path(output)
+    options = dotted_options(model=model, data=data, train=train, inference=inference)
+    recipe, output, recipe_name = locate_run(recipe, output)
+    config = load_config(recipe, options)
     result = run_training(
         config,
         output,
         no_display if quiet else validation_lines,
         no_echo if quiet else print,
-        recipe="" if isinstance(recipe, Config) else str(recipe),
+        recipe=recipe_name,
         resume=resume == "auto",
         device=device,
         compile=compile,
@@ -150,6 +153,31 @@ def dotted_options(**sections: Mapping[str, object] | None) -> dict[str, object]
         for name, value in (values or {}).items():
             options[f"{section}.{name}"] = value
     return options
+
+
+def locate_run(
+    recipe: str | Path | Config, output: str | Path | None
+) -> tuple[str | Path | Config, Path, str]:
+    """The source of a run's configuration, its folder, and the name of its recipe.
+
+    Instead of a recipe, the folder of a run may be given: its run is resumed, or repeated in
+    another folder.
+    """
+    folder = DEFAULT_OUTPUT if output is None else Path(output)
+    if isinstance(recipe, Config):
+        return recipe, folder, ""
+    path = Path(recipe)
+    if str(recipe) not in presets and (path / RUN_FILE).is_file():
+        report_file = path / REPORT_DATA_FILE
+        name = read_report_data(path)["recipe"] if report_file.is_file() else str(recipe)
+        return path / RUN_FILE, path if output is None else folder, name
+    is_run_file = path.name == RUN_FILE and (path.parent / CHECKPOINTS_FOLDER).is_dir()
+    if is_run_file and output is None and path.parent.resolve() != folder.resolve():
+        raise ClearheadError(
+            f"{recipe} is the configuration of a run; to resume that run, train {path.parent}. "
+            "To repeat it, choose another --output."
+        )
+    return recipe, folder, str(recipe)
 
 
 def load_config(recipe: str | Path | Config, overrides: Mapping[str, object]) -> Config:
@@ -436,7 +464,7 @@ def describe_run(trainer: Trainer, device: str) -> list[str]:
     start = f"starting from {config.init_from or 'random weights'}"
     if trainer.step:
         start = f"resuming after step {trainer.step:,}"
-    lines.append(f"{parameters}, {steps}, on {device}{processes}, {start}")
+    lines.append(f"{parameters}, {steps}, on {device}{processes}, in {trainer.output}, {start}")
     is_from_scratch = not config.init_from and not trainer.step
     if is_from_scratch and isinstance(trainer.data, LabeledTextDataset):
         lines.append(
