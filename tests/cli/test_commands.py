@@ -186,6 +186,12 @@ MISTAKES = [
     (["presets", "tiny-decoder", "--model.d_modle=3"], "did you mean 'd_model'?"),
     (["presets", "tiny-decoder", "--model.d_model"], "needs a value"),
     (["presets", "tiny-decoder", "--layers=3"], "did you mean --model.n_layers=3?"),
+    (["train", "lm-small", "--data", "my.txt"], "did you mean --data.train=…?"),
+    (["train", "lm-small", "--learning_rate=1e-3"], "did you mean --train.optimizer.lr=1e-3?"),
+    (["train", "lm-small", "--learning-rate", "1e-3"], "did you mean --train.optimizer.lr=…?"),
+    (["train", "lm-small", "--train.learning_rate=1e-3"], "did you mean 'train.optimizer.lr'?"),
+    (["train", "lm-small", "--num_train_epochs=3"], "use train.max_steps"),
+    (["train", "lm-small", "--resume_from_checkpoint=run"], "the same --output"),
     (["presets", "tiny-decoder", "--steps", "5"], "did you mean --train.max_steps=…?"),
     (["presets", "tiny-decoder", "--heads=5"], "did you mean --model.attention.n_heads=5?"),
     (

@@ -10,7 +10,7 @@ from hypothesis import given
 
 import clearhead as ch
 from clearhead.config.model import Attention, Config, Dropout, ModelConfig, Sinusoidal
-from clearhead.config.parse import diff_trees
+from clearhead.config.parse import HUGGING_FACE_OPTIONS, diff_trees
 from clearhead.config.training import Adam, Muon, TrainConfig
 from clearhead.model.transformer import build_transformer
 from strategies import models
@@ -213,6 +213,9 @@ MISTAKES = [
         {"architecture": "encoder-decoder", "architecture.source_input.scale_embeddings": True},
         "architecture.source_input needs a kind",
     ),
+    ({"train": {"learning_rate": 0.1}}, "did you mean 'train.optimizer.lr'"),
+    ({"train": {"num_train_epochs": 3}}, "epochs are not an option; use train.max_steps"),
+    ({"hidden_size": 8}, "did you mean 'model.d_model'"),
     ({"modle.d_model": 3}, "model.modle is not an option"),
     ({"position": {"kind": ["rotary"]}}, "needs a kind"),
     (
@@ -227,6 +230,17 @@ MISTAKES = [
         "source_vocab_size must be 0",
     ),
 ]
+
+
+@pytest.mark.parametrize("name", HUGGING_FACE_OPTIONS)
+def test_hugging_face_names_stand_for_an_option(name):
+    *sections, option = HUGGING_FACE_OPTIONS[name].split(".")
+    table = ch.presets["gpt2-124m"].to_dict()
+    for section in sections:
+        table = table[section]
+    assert option in table
+    with pytest.raises(ch.ClearheadError, match=HUGGING_FACE_OPTIONS[name]):
+        ch.presets["gpt2-124m"].replace(**{f"{sections[0]}.{name}": 1})
 
 
 @pytest.mark.parametrize(("changes", "message"), MISTAKES)

@@ -125,9 +125,18 @@ def _check_section(name: str) -> None:
 
 def _suggest_full_name(name: str, value: str) -> str:
     from clearhead.config import Config
+    from clearhead.config.parse import HUGGING_FACE_HINTS, HUGGING_FACE_OPTIONS
 
+    their_name = name.replace("-", "_")
+    if their_name in HUGGING_FACE_HINTS:
+        return HUGGING_FACE_HINTS[their_name]
+    ours = HUGGING_FACE_OPTIONS | {"data": "data.train", "train": "data.train"}
+    if their_name in ours:
+        return f"did you mean --{ours[their_name]}={value}?"
+    tree = Config().to_dict()
     paths: dict[str, str] = {}  # option -> its shortest path
-    for path in sorted(_option_paths(Config().to_dict()), key=lambda path: path.count(".")):
+    options = [path for path in _option_paths(tree) if path not in tree]
+    for path in sorted(options, key=lambda path: path.count(".")):
         paths.setdefault(path.rpartition(".")[2], path)
     matches = [option for option in paths if option == name or option.endswith(f"_{name}")]
     if matches := matches or difflib.get_close_matches(name, paths, n=1):

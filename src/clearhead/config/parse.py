@@ -22,6 +22,44 @@ ConfigDict = dict[str, Any]
 Schema = dict[Any, Any]  # of a file, see `read_json_as`
 
 MAX_INT = 2**63
+# Options of Hugging Face's models, Trainer and example scripts, and ours for the same purpose.
+HUGGING_FACE_OPTIONS = {
+    "adam_beta1": "train.optimizer.beta1",
+    "adam_beta2": "train.optimizer.beta2",
+    "adam_epsilon": "train.optimizer.eps",
+    "bf16": "train.precision",
+    "block_size": "train.seq_len",
+    "early_stopping_patience": "train.patience",
+    "eval_steps": "train.eval_every",
+    "fp16": "train.precision",
+    "fsdp": "train.strategy",
+    "gradient_accumulation_steps": "train.grad_accum",
+    "hidden_size": "model.d_model",
+    "intermediate_size": "model.ffn.d_ff",
+    "label_smoothing_factor": "train.label_smoothing",
+    "learning_rate": "train.optimizer.lr",
+    "logging_steps": "train.log_every",
+    "lr_scheduler_type": "train.schedule",
+    "max_grad_norm": "train.grad_clip",
+    "max_position_embeddings": "model.context_length",
+    "max_seq_length": "train.seq_len",
+    "model_name_or_path": "train.init_from",
+    "num_attention_heads": "model.attention.n_heads",
+    "num_hidden_layers": "model.n_layers",
+    "optim": "train.optimizer",
+    "per_device_train_batch_size": "train.batch_size",
+    "save_steps": "train.save_every",
+    "save_total_limit": "train.keep_checkpoints",
+    "train_file": "data.train",
+    "validation_file": "data.valid",
+    "warmup_ratio": "train.warmup_steps",
+}
+# The same where no option has this purpose.
+HUGGING_FACE_HINTS = {
+    "num_train_epochs": "epochs are not an option; use train.max_steps.",
+    "output_dir": "the folder of a run is its --output.",
+    "resume_from_checkpoint": "a run resumes by itself if it has the same --output.",
+}
 TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
@@ -60,7 +98,16 @@ def dataclass_from_dict(cls: type[T], value: object, path: str = "") -> T:
 
 
 def _suggest_option(hints: Mapping[str, Any], key: object, path: str) -> str:
-    """Suggest the option of that name one level further down, else the closest name."""
+    """Suggest the option of that name one level further down, else the closest name.
+
+    Names of Hugging Face count as ours if this section has the option.
+    """
+    ours = HUGGING_FACE_OPTIONS.get(str(key), "")
+    prefix = _join_path(path, "")
+    if ours.startswith(prefix) and ours.removeprefix(prefix).split(".")[0] in hints:
+        return f"did you mean {ours!r}?"
+    if key in HUGGING_FACE_HINTS and path == "train" and "max_steps" in hints:
+        return HUGGING_FACE_HINTS[str(key)]
     for name, hint in hints.items():
         for cls in typing.get_args(hint) or (hint,):
             if dataclasses.is_dataclass(cls) and key in type_hints(cls):
