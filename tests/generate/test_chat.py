@@ -3,8 +3,10 @@
 import pytest
 
 import clearhead as ch
+from clearhead.config.model import InferenceConfig
 from clearhead.errors import ClearheadWarning
-from clearhead.generate.chat import encode_chat
+from clearhead.generate.chat import continuation_template, encode_chat
+from clearhead.generate.chat_template_process import render_chat_template
 
 TEMPLATE = """{%- for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}<|end|>
 {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
@@ -109,3 +111,10 @@ def test_chat_without_a_template_continues_the_messages(tokenizer):
         session = model.chat_session("Be kind.", max_tokens=5, temperature=0)
     assert session.send("Hello").text == answer.text
     assert model.chat_prompt(messages) == "<|end|>Be kind. Hello"
+
+
+def test_names_of_bos_tokens_are_no_template_code():
+    tokenizer = ch.Tokenizer.bytes(special_tokens=("{{x}}",))
+    inference = InferenceConfig(bos_tokens=(256,))
+    template = continuation_template(inference, tokenizer)
+    assert render_chat_template(template, [{"role": "user", "content": "hi"}]) == "{{x}}hi"

@@ -1,7 +1,5 @@
 """`load(…, verify=True)` and `verify --against transformers` find what differs."""
 
-import json
-
 import pytest
 import tokenizers as tk
 import torch
@@ -65,12 +63,14 @@ def test_logits_tokens_and_chat_template_are_compared(folder):
     passed = results(model, folder)
     assert list(passed) == ["logits", "tokens", "chat template"]
     assert all(r.passed and r.difference is not None for r in passed.values())
-    # another activation, another tokenizer and another template
     net = ch.Model(model.net, model.config, ch.Tokenizer.bytes())
     config = model.config.replace(inference__chat_template=TEMPLATE.replace(" | trim", ""))
     chat = ch.Model(model.net, config, model.tokenizer)
     assert not results(net, folder)["tokens"].passed
     assert not results(chat, folder)["chat template"].passed
+    refusal = model.config.replace(inference__chat_template="{{ raise_exception('no') }}")
+    refusing = ch.Model(model.net, refusal, model.tokenizer)
+    assert not results(refusing, folder)["chat template"].passed
     with torch.no_grad():
         model.net.blocks[1].attn.v.weight *= 1.01
     assert not results(model, folder)["logits"].passed
@@ -104,9 +104,8 @@ def test_only_hugging_face_folders_can_be_compared(tmp_path):
         ch.load(tmp_path / "own", verify=True)
 
 
-def test_drawn_texts_are_reproducible_and_short(folder):
+def test_drawn_texts_are_reproducible():
     import random
 
     texts = draw_texts(random.Random(3))
     assert texts == draw_texts(random.Random(3)) != draw_texts(random.Random(4))
-    assert json.dumps(texts)

@@ -73,15 +73,13 @@ def serve(
     app = create_app(registry, limits, api_key, page, [host, *allow_host])
     listener = bind_socket(host, port)
     url = server_url(*listener.getsockname()[:2])
-    query = ""
-    if api_key:
-        is_from_environment = api_key == os.environ.get("CLEARHEAD_API_KEY")
-        query = f"?key={'…' if is_from_environment else quote(api_key, safe='')}"
+    is_secret = api_key == os.environ.get("CLEARHEAD_API_KEY")  # not printed
+    query = f"?key={'…' if is_secret else quote(api_key, safe='')}" if api_key else ""
 
     def on_ready() -> None:
         address = f"{url}{query}" if page else f"{url}v1"
         echo(f"{', '.join(registry.names)} at {address} (Ctrl-C to stop)")
         if page and not is_loopback(host):
-            show_qr_code(url if "…" in query else address)  # without the key, a form asks for it
+            show_qr_code(url if is_secret else address)  # without the key, a form asks for it
 
     run_server(app, registry, listener, load_all=read_only, on_ready=on_ready)

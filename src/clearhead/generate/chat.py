@@ -1,5 +1,6 @@
 """Chat: conversations as prompts, written by the model's own chat template (L5.5)."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
@@ -29,7 +30,8 @@ def continuation_template(inference: InferenceConfig, tokenizer: Tokenizer) -> s
     """The template of a model without one: it joins all messages into one text to continue."""
     special_tokens = tokenizer.special_tokens.items()
     bos = "".join(name for name, token in special_tokens if token in inference.bos_tokens)
-    return bos + "{{ messages | map(attribute='content') | map('trim') | join(' ') }}"
+    texts = "{{ messages | map(attribute='content') | map('trim') | join(' ') }}"
+    return f"{{{{ {json.dumps(bos, ensure_ascii=False)} }}}}{texts}"
 
 
 def encode_chat(

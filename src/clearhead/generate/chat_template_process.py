@@ -125,8 +125,7 @@ def _read_line(process: subprocess.Popen[str]) -> str:
 
 RENDERER = ChatTemplateProcess()
 atexit.register(RENDERER.close)
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=RENDERER.forget_parent)
+os.register_at_fork(after_in_child=RENDERER.forget_parent)
 
 
 def render_chat_template(template: str, messages: Sequence[Message]) -> str:

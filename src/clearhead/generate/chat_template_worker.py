@@ -5,6 +5,7 @@ It reads a request as JSON from each line of its input, and writes the response 
 """
 
 import json
+import resource
 import signal
 import sys
 from contextlib import suppress
@@ -85,10 +86,6 @@ def render(template: str, messages: list[dict[str, str]]) -> str:
 
 def limit_memory() -> None:
     """Limit this process's memory, where the system can."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     soft = MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MAX_MEMORY_BYTES, hard)
     with suppress(ValueError, OSError):  # macOS
@@ -99,16 +96,14 @@ def main() -> None:
     limit_memory()
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        if sys.platform != "win32":
-            signal.alarm(MAX_ORPHAN_SECONDS)
+        signal.alarm(MAX_ORPHAN_SECONDS)
         try:
             response = {"prompt": render(**json.loads(line))}
         except MemoryError:
             response = {"error": f"it needs more than {MAX_MEMORY_BYTES // 2**20:,} MiB of memory"}
         except Exception as error:  # a template is a program, which can raise anything
             response = {"error": (str(error).strip() or type(error).__name__)[:MAX_ERROR_CHARS]}
-        if sys.platform != "win32":
-            signal.alarm(0)
+        signal.alarm(0)
         print(json.dumps(response), flush=True)
 
 

@@ -167,7 +167,8 @@ class Server(uvicorn.Server):
     ) -> None:
         self.registry = registry
         self.on_ready = on_ready
-        quota = Quota(min(registry.limits.max_connections, _max_open_files() - RESERVED_FILES))
+        num_files = max(1, _max_open_files() - RESERVED_FILES)
+        quota = Quota(min(registry.limits.max_connections, num_files))
         config = uvicorn.Config(
             app,
             timeout_graceful_shutdown=int(registry.limits.shutdown_timeout + GRACE_SECONDS),

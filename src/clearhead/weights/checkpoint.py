@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from clearhead.config.model import Config, EncoderDecoder, ModelConfig
+from clearhead.config.model import Config, EncoderDecoder, ModelConfig, parameters_by_part
 from clearhead.config.parse import read_config_file
 from clearhead.errors import ClearheadError, cannot_read, suggest
 from clearhead.io import atomic_folder, write_json
@@ -62,6 +62,7 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+MAX_PARAMETERS = 2**60  # more overflow the sizes of torch's tensors
 
 
 @dataclass(eq=False)
@@ -307,14 +308,9 @@ def meta_model(m: ModelConfig, tensor_count: int) -> Transformer:
             f"the configuration asks for {layers:,} layers, but the checkpoint has only"
             f" {tensor_count:,} tensors."
         )
-    try:
-        return build_transformer(m, seed=None)
-    except (RuntimeError, TypeError) as error:
-        if "overflow" not in str(error).lower():
-            raise
-        raise ClearheadError(
-            "the configuration asks for tensors that no memory can hold."
-        ) from None
+    if sum(parameters_by_part(m).values()) > MAX_PARAMETERS:
+        raise ClearheadError("the configuration asks for tensors that no memory can hold.")
+    return build_transformer(m, seed=None)
 
 
 def load_weights(

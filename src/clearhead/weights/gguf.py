@@ -225,6 +225,3 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, tensor: Tensor) -> None:
         writer.add_tensor(name, tensor.view(torch.uint8).numpy(), raw_dtype=bf16)
     else:
         writer.add_tensor(name, tensor.numpy())
-
-
-# --- the file

@@ -103,6 +103,8 @@ class GGUFFile:
         float_dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
         if dtype.name in float_dtypes:  # not mapped: the file may be replaced
             numbers = np.fromfile(self.path, np.uint8, n_rows * row_bytes, offset=offset)
+            if len(numbers) < n_rows * row_bytes:
+                raise ClearheadError(f"{self.path} was truncated while it was read.")
             return torch.from_numpy(numbers).view(float_dtypes[dtype.name]).reshape(shape)
         memmap = np.memmap(self.path, np.uint8, "c", offset, (n_rows, row_bytes))
         data = memmap.view(np.ndarray)  # slicing a memmap is slow
