@@ -5,8 +5,8 @@ import torch
 
 import clearhead as ch
 from clearhead.config.model import InferenceConfig
-from clearhead.generate.engine import BatchEngine, Request
-from clearhead.generate.generation import GenerationStream
+from clearhead.generate.engine import BatchEngine, Request, TokenLogprob
+from clearhead.generate.generation import GenerationStream, OutputSequence
 from clearhead.generate.sampling import SamplingConfig
 
 
@@ -17,6 +17,24 @@ def test_stop_string_ends_the_text():
     cut = model.generate("ab", 20, seed=4, temperature=3.0, stop=stop)
     assert cut.text == whole.text[: whole.text.index(stop)]
     assert cut.finish_reason == "stop"
+
+
+def test_tokens_of_steps_that_had_started_before_a_stop_string_are_not_output():
+    tokenizer = ch.Tokenizer.bytes()
+    config = SamplingConfig(max_tokens=20, stop=("STOP",))
+    request = Request(tokenizer.encode("a"), config)
+    sequence = OutputSequence(request, 0, tokenizer, ())
+
+    def generate(text):
+        request.output += [TokenLogprob(token, -1.0) for token in tokenizer.encode(text)]
+        return sequence.new_chunks()
+
+    chunks = [*generate("b ST"), *generate("OPx"), *generate("y")]
+    assert "".join(chunk.text for chunk in chunks) == "b "
+    assert [chunk.finish_reason for chunk in chunks] == [""] * 5 + ["stop"]
+    result = sequence.result()
+    assert (result.text, tokenizer.decode(result.tokens)) == ("b ", "b STOP")
+    assert len(result.token_logprobs) == len(result.tokens)
 
 
 def test_streamed_chunks_join_to_the_texts():

@@ -91,8 +91,15 @@ class OutputSequence:
                 tokenizer, request.prompt, request.config.stop
             )
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a stop string was found, in the last of the tokens converted so far."""
+        return self.detokenizer is not None and self.detokenizer.stopped
+
     def new_chunks(self) -> list[TextChunk]:
         """The text of the tokens since the last call. A stop string finishes the request."""
+        if self.has_stopped:  # later tokens are those of steps that had already started
+            return []
         request = self.request
         num_tokens = len(request.output)
         chunks: list[TextChunk] = []
@@ -103,7 +110,7 @@ class OutputSequence:
             if self.detokenizer:
                 is_last = bool(request.finish_reason) and self.num_emitted == num_tokens
                 text += self.detokenizer.add(token.token, self.eos_tokens, is_last)
-                if self.detokenizer.stopped:
+                if self.has_stopped:
                     request.finish("stop")
                     num_tokens = self.num_emitted
             finish_reason = request.finish_reason if self.num_emitted == num_tokens else ""
@@ -112,17 +119,16 @@ class OutputSequence:
 
     def result(self, prompt_logprobs: Sequence[TokenLogprob] = ()) -> Generation:
         """The whole output. Tokens not yet converted are decoded at once."""
-        tokens = [token.token for token in self.request.output]
+        request = self.request
+        output = request.output[: self.num_emitted] if self.has_stopped else request.output
+        tokens = [token.token for token in output]
         text = self.prompt_text
         if self.detokenizer:
             rest = tokens[self.num_emitted :]
             self.detokenizer.feed(*(token for token in rest if token not in self.eos_tokens))
             self.detokenizer.flush()
             text += self.detokenizer.text
-        request = self.request
-        return Generation(
-            text, tokens, request.finish_reason, request.output, list(prompt_logprobs)
-        )
+        return Generation(text, tokens, request.finish_reason, output, list(prompt_logprobs))
 
 
 class GenerationStream:
