@@ -3,6 +3,7 @@
 import pytest
 
 import clearhead as ch
+from clearhead.serve.explorer.requests import RunRequest
 from clearhead.serve.explorer.routes.tasks import tokenize_chat
 
 WORDS = ch.Tokenizer.bytes(("<|begin|>", "<|end|>"))
@@ -58,6 +59,8 @@ def test_templates_that_rewrite_messages_give_no_spans():
     assert all(token["message"] is None for token in shown["tokens"])
 
 
-def test_chat_needs_a_template():
-    with pytest.raises(ch.ClearheadError, match="chat template"):
-        tokenize_chat(model(""), MESSAGES)
+def test_a_model_without_template_continues_the_messages():
+    shown = tokenize_chat(model(""), MESSAGES)
+    assert WORDS.decode(shown["ids"]) == model("").chat_prompt(MESSAGES)
+    request = RunRequest(model="m", messages=MESSAGES)
+    assert request.model_inputs(model(""))["x"] == shown["ids"]

@@ -186,7 +186,7 @@ class RunRequest(EditableRequest):
             inputs["audio"] = decode_audio(self.audio, m.main_input)
         x: str | list[int] | None = self.text if self.ids is None else self.ids
         if self.messages is not None:
-            x = encode_chat(model.config.inference.chat_template, self.messages, model.tokenizer)
+            x = encode_chat(model.chat_template, self.messages, model.tokenizer)
         elif x is None and is_encoder_decoder:
             x = generate_target(model, inputs)
         inputs["x"] = None if inputs and not x else x

@@ -345,7 +345,7 @@ def classify_text(
 
 def tokenize_chat(model: Model, messages: list[dict[str, str]]) -> JSONDict:
     """The exact tokens of a conversation, and the message that each belongs to."""
-    template = model.config.inference.chat_template
+    template = model.chat_template
     tokenizer = model.tokenizer
     ids = encode_chat(template, messages, tokenizer)
     assert tokenizer is not None  # else encode_chat raises
