@@ -11,7 +11,11 @@ import pytest
 
 from clearhead.errors import ClearheadError
 from clearhead.generate import chat_template_process, chat_template_worker
-from clearhead.generate.chat_template_process import ChatTemplateProcess, render_chat_template
+from clearhead.generate.chat_template_process import (
+    ChatTemplatePool,
+    ChatTemplateProcess,
+    render_chat_template,
+)
 from serving import wait_until
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -129,6 +133,24 @@ def test_threads_get_their_own_results(process):
         assert list(pool.map(render, range(200))) == [f"{i} " * i for i in range(200)]
 
 
+def test_a_slow_template_does_not_delay_others():
+    pool = ChatTemplatePool()
+    first = pool.processes[-1]
+    slow = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"
+    try:
+        assert pool.render("one", HELLO) == "one"
+        assert [process.process is None for process in pool.processes].count(False) == 1
+        with ThreadPoolExecutor(1) as executor:
+            late = executor.submit(pool.render, slow, HELLO)
+            wait_until(first._lock.locked)
+            assert pool.render("two", HELLO) == "two"
+            assert not late.done()
+            first.process.kill()
+            assert isinstance(late.exception(), ClearheadError)
+    finally:
+        pool.close()
+
+
 def test_a_killed_process_is_replaced(process):
     template = "{{ messages[0].content }}"
     for _ in range(2):
@@ -188,10 +210,10 @@ def test_a_forked_process_starts_its_own():
         render("x", [])
         if child := os.fork():
             os.waitpid(child, 0)
-            print(chat_template_process.RENDERER.process.pid, render("parent", []), flush=True)
+            print(chat_template_process.RENDERER.processes[-1].process.pid, render("parent", []), flush=True)
         else:
             render("x", [])
-            print(chat_template_process.RENDERER.process.pid, render("child", []), flush=True)
+            print(chat_template_process.RENDERER.processes[-1].process.pid, render("child", []), flush=True)
     """
     child, parent = map(str.split, run_python(code).splitlines())
     assert (child[1], parent[1]) == ("child", "parent")
@@ -207,7 +229,7 @@ def test_the_process_ends_when_its_parent_is_killed(is_busy):
         import os, signal, threading, time
         from clearhead.generate import chat_template_process
         chat_template_process.render_chat_template("x", [])
-        print(chat_template_process.RENDERER.process.pid, flush=True)
+        print(chat_template_process.RENDERER.processes[-1].process.pid, flush=True)
         loop = "{{% for i in range(99999) %}}{{{{ range(99999) | list | length }}}}{{% endfor %}}"
         if {is_busy}:
             render = chat_template_process.render_chat_template

@@ -1,4 +1,4 @@
-"""Render chat templates, which are foreign programs, in a process of their own (L5.5)."""
+"""Render chat templates, which are foreign programs, in processes of their own (L5.5)."""
 
 import atexit
 import json
@@ -8,18 +8,20 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from queue import LifoQueue
 from typing import Any
 
 from clearhead.errors import ClearheadError
 
 MAX_RENDER_SECONDS = 5.0
+MAX_PROCESSES = 4  # so that a slow template does not delay the others
 RENDERER_MODULE = "clearhead.generate.chat_template_worker"
 
 Message = Mapping[str, str]
 
 
 class ChatTemplateProcess:
-    """The process that renders templates one after another, started when first needed.
+    """A process that renders templates one after another, started when first needed.
 
     It is killed when a template takes too long, and ends when this process ends.
     """
@@ -123,7 +125,40 @@ def _read_line(process: subprocess.Popen[str]) -> str:
     return line if line.endswith("\n") else ""
 
 
-RENDERER = ChatTemplateProcess()
+class ChatTemplatePool:
+    """Processes that render templates at the same time, started when the others are busy."""
+
+    def __init__(self) -> None:
+        self.processes = [ChatTemplateProcess() for _ in range(MAX_PROCESSES)]
+        self._make_idle()
+
+    def _make_idle(self) -> None:
+        # The last one used comes first: it is running, and it may have compiled the template.
+        self._idle = LifoQueue[ChatTemplateProcess]()
+        for process in self.processes:
+            self._idle.put(process)
+
+    def render(self, template: str, messages: Sequence[Message]) -> str:
+        """Render a conversation, up to where the assistant answers."""
+        process = self._idle.get()
+        try:
+            return process.render(template, messages)
+        finally:
+            self._idle.put(process)
+
+    def close(self) -> None:
+        """End the processes; other requests start new ones."""
+        for process in self.processes:
+            process.close()
+
+    def forget_parent(self) -> None:
+        """After a fork, leave the processes to the parent."""
+        for process in self.processes:
+            process.forget_parent()
+        self._make_idle()
+
+
+RENDERER = ChatTemplatePool()
 atexit.register(RENDERER.close)
 os.register_at_fork(after_in_child=RENDERER.forget_parent)
 
