@@ -1,7 +1,5 @@
 """Chat tokens: exactly the model's input, each with its message."""
 
-import pytest
-
 import clearhead as ch
 from clearhead.serve.explorer.requests import RunRequest
 from clearhead.serve.explorer.routes.tasks import tokenize_chat

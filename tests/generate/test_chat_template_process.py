@@ -207,13 +207,14 @@ def test_a_forked_process_starts_its_own():
         import os
         from clearhead.generate import chat_template_process
         render = chat_template_process.render_chat_template
+        last = chat_template_process.RENDERER.processes[-1]
         render("x", [])
         if child := os.fork():
             os.waitpid(child, 0)
-            print(chat_template_process.RENDERER.processes[-1].process.pid, render("parent", []), flush=True)
+            print(last.process.pid, render("parent", []), flush=True)
         else:
             render("x", [])
-            print(chat_template_process.RENDERER.processes[-1].process.pid, render("child", []), flush=True)
+            print(last.process.pid, render("child", []), flush=True)
     """
     child, parent = map(str.split, run_python(code).splitlines())
     assert (child[1], parent[1]) == ("child", "parent")

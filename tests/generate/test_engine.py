@@ -281,6 +281,44 @@ def test_long_prompts_join_over_several_steps():
     assert counts[-1] == 9
 
 
+def test_tokens_in_the_cache_do_not_delay_a_prompt():
+    net = ch.new("tiny-decoder", context_length=256).net
+    engine = BatchEngine(net, InferenceConfig(), 9, 256)
+    prompts = [[i, *range(60), *range(60), *range(60)] for i in range(4)]
+    for prompt in prompts:
+        engine.add_request(Request(prompt, SamplingConfig(max_tokens=1)))
+    while engine.step():
+        pass
+    engine.add_request(Request([63, 62], SamplingConfig(max_tokens=50)))
+    engine.step()
+    with (
+        patch.object(engine_module, "MAX_PREFILL_TOKENS", 200),
+        patch.object(engine_module, "MIN_PASS_TOKENS", 1),
+    ):
+        for prompt in prompts:
+            engine.add_request(Request([*prompt, 5, 6], SamplingConfig(max_tokens=50)))
+        engine.step()
+    assert len(engine.running) == 5
+
+
+def test_short_prompts_do_not_overtake_a_long_one_again_and_again():
+    net = ch.new("tiny-decoder", context_length=256).net
+    engine = BatchEngine(net, InferenceConfig(), 4, 256)
+    engine.add_request(Request([1, 2], SamplingConfig(max_tokens=50)))
+    engine.step()
+    long = Request([*range(60)] * 3, SamplingConfig(max_tokens=1))
+    engine.add_request(long)
+    shorts = []
+    with patch.object(engine_module, "MAX_PREFILL_TOKENS", 100):
+        for i in range(0, 12, 2):
+            for first in (i, i + 1):
+                shorts.append(Request([first, *[first + 20] * 59], SamplingConfig(max_tokens=1)))
+                engine.add_request(shorts[-1])
+            engine.step()
+    assert long.output
+    assert not shorts[-1].output
+
+
 @given(
     st.lists(st.integers(0, 2), max_size=20),
     st.lists(st.integers(0, 2), max_size=5),

@@ -29,7 +29,8 @@ if TRITON_AVAILABLE:
     from clearhead.generate.fused_decode import FusedDecoder, supports_fused_decode
 
 LOOKAHEAD_STEPS = 1  # started on a GPU before the results of the previous one are read
-MAX_PREFILL_TOKENS = 8192  # in one batch; also per step while other texts are being generated
+MAX_PREFILL_TOKENS = 8192  # read in one batch; also per step while others are being generated
+MIN_PASS_TOKENS = 256  # reading fewer in a batch takes about as long
 MIN_SHARED_PREFIX = 16  # tokens; copying a shorter prefix is not worth it
 # Without cuDNN, which compiles a kernel for every length; that takes longer than the prefill.
 PREFILL_BACKENDS = [
@@ -85,6 +86,11 @@ def common_prefix_length(a: Sequence[object], b: Sequence[object]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def shares_prefix(a: Sequence[object], b: Sequence[object]) -> bool:
+    """Whether the common prefix is worth reading only once."""
+    return common_prefix_length(a, b) >= MIN_SHARED_PREFIX
 
 
 @dataclass
@@ -381,6 +387,7 @@ class BatchEngine:
         self.runner = ModelRunner(net, inference, slots, capacity, vocab_size, use_cuda_graphs)
         self.lookahead = LOOKAHEAD_STEPS if use_cuda_graphs else 0
         self.waiting: deque[Request] = deque()
+        self.num_delayed = 0  # first ones of `waiting` that do not let others pass
         self.running: list[Request] = []  # in the first rows
         self.rows = [CacheRow() for _ in range(slots)]
         self.num_releases = 0
@@ -463,6 +470,7 @@ class BatchEngine:
             if is_full and not request.finish_reason:
                 request.window_start = len(request.tokens) - self.capacity // 2
                 self.waiting.appendleft(request)
+                self.num_delayed += 1
             # CUDA graphs may write one token behind the end of a free row.
             cached = self.rows[row]
             num_valid = min(cached.length, self.capacity - 1)
@@ -488,24 +496,30 @@ class BatchEngine:
 
         Prompts that continue the same row are read together, and so are those without a shared
         prefix, unless they share one with each other. While other texts are being generated, the
-        number of tokens per step is limited.
+        number of tokens read per step is limited. Short prompts go first, but those left over from
+        a step precede all that come later.
         """
-        joining: list[Request] = []
-        while self.waiting and len(self.running) + len(joining) < self.slots:
+        delayed: list[Request] = []
+        new: list[Request] = []
+        while self.waiting and len(self.running) + len(delayed) + len(new) < self.slots:
             request = self.waiting.popleft()
+            is_delayed = self.num_delayed > 0
+            self.num_delayed -= is_delayed
             if not request.finish_reason:
-                joining.append(request)
-        for request in joining:
+                (delayed if is_delayed else new).append(request)
+        for request in (*delayed, *new):
             num_tokens = len(request.tokens)
             is_full = num_tokens - request.window_start >= self.capacity
             if is_full and request.config.overflow == "slide":
                 request.window_start = num_tokens - self.capacity // 2
-        joining.sort(key=lambda request: len(request.tokens) - request.window_start)
+        new.sort(key=lambda request: len(request.tokens) - request.window_start)
+        joining = delayed + new
         token_budget: float = MAX_PREFILL_TOKENS if self.running else math.inf
         while joining and token_budget > 0:
             group, row, num_cached, joining = self._next_group(joining)
             texts = [list(text) for text in group]
-            token_budget -= sum(map(len, texts))
+            num_read = sum(len(text) - num_cached for text in texts)
+            token_budget -= max(MIN_PASS_TOKENS, num_read)
             cache, logits = self.runner.prefill(texts, row, num_cached)
             requests = []
             cache_rows = []  # several requests may have the same text
@@ -514,6 +528,7 @@ class BatchEngine:
                 cache_rows += [index] * len(same_text)
             self._place(requests, texts, cache_rows, cache, logits)
         self.waiting.extendleft(reversed(joining))
+        self.num_delayed += len(joining)
 
     def _next_group(
         self, joining: Sequence[Request]
@@ -521,29 +536,28 @@ class BatchEngine:
         """Requests to prefill together, by text; row and number of tokens to copy; the others."""
         group: dict[tuple[int, ...], list[Request]] = {}
         rest = []
-        row = num_cached = num_tokens = 0
+        row = num_cached = num_tokens = longest = 0  # tokens to read, beyond the cached ones
         for request in joining:
             text = tuple(request.tokens[request.window_start :])
             if text in group:
                 group[text].append(request)
                 continue
-            # Texts are padded to the longest, which comes last.
-            padded_tokens = len(text) * (len(group) + 1)
-            is_too_large = padded_tokens > min(MAX_PREFILL_TOKENS, 2 * (num_tokens + len(text)))
-            if group and is_too_large:
-                rest.append(request)
-                continue
-            match = self._longest_prefix(text)
             if not group:
-                row, num_cached = match
-            elif match != (row, num_cached) or (
-                not num_cached
-                and any(common_prefix_length(text, other) >= MIN_SHARED_PREFIX for other in group)
+                row, num_cached = self._longest_prefix(text)
+            num_new = len(text) - num_cached
+            padded_tokens = max(longest, num_new) * (len(group) + 1)
+            copied_tokens = num_cached * (len(group) + 1)  # which take memory
+            if group and (
+                padded_tokens > min(MAX_PREFILL_TOKENS, 2 * (num_tokens + num_new))
+                or copied_tokens > MAX_PREFILL_TOKENS
+                or self._longest_prefix(text) != (row, num_cached)
+                or (not num_cached and any(shares_prefix(text, other) for other in group))
             ):
                 rest.append(request)
                 continue
             group[text] = [request]
-            num_tokens += len(text)
+            longest = max(longest, num_new)
+            num_tokens += num_new
         return group, row, num_cached, rest
 
     def _longest_prefix(self, text: Sequence[int]) -> tuple[int, int]:
