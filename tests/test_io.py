@@ -97,17 +97,17 @@ def write_whole(kind, target):
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_only_drafts_of_killed_processes_are_removed(kind, tmp_path):
+def test_only_temporary_files_of_killed_processes_are_removed(kind, tmp_path):
     target = tmp_path / "target"
-    kept = {".target.swp", ".target.draft_notes", ".other.draft_01234567"}
+    kept = {".target.swp", ".target.tmp_notes", ".other.tmp_01234567"}
     for name in kept:
         (tmp_path / name).touch()
     command = [sys.executable, "-c", WRITE, kind, str(target)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout.readline() == "ready\n"
-        [draft] = {path.name for path in tmp_path.iterdir()} - kept
+        [temporary] = {path.name for path in tmp_path.iterdir()} - kept
         write_whole(kind, target)
-        assert {path.name for path in tmp_path.iterdir()} == {*kept, draft, "target"}
+        assert {path.name for path in tmp_path.iterdir()} == {*kept, temporary, "target"}
         writer.kill()
     write_whole(kind, target)
     assert {path.name for path in tmp_path.iterdir()} == {*kept, "target"}

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from clearhead.errors import ClearheadError, reraise_as
 
-DRAFT_SUFFIX = r"\.draft_[0-9a-f]{8}"
+TEMPORARY_SUFFIX = r"\.tmp_[0-9a-f]{8}"
 # constants of Linux's renameat2
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
@@ -51,79 +51,79 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """Yield an empty temporary file; what is written there replaces `path` on success."""
     target = path.resolve()
     try:
-        with _draft(target, is_folder=False) as temporary:
+        with _create_temporary(target, is_folder=False) as temporary:
             yield temporary
             if target.exists():
                 temporary.chmod(target.stat().st_mode)
             fsync(temporary)
             temporary.replace(target)
     except OSError as error:
-        if is_draft(Path(str(error.filename))):  # the user knows only the final name
+        if is_temporary(Path(str(error.filename))):  # the user knows only the final name
             error.filename = str(path)
         raise
 
 
-# --- drafts: temporary files and folders, locked by the process that writes them
-def is_draft(path: Path) -> bool:
+# --- temporary files and folders, locked by the process that writes them
+def is_temporary(path: Path) -> bool:
     """Whether a path is a temporary file or folder, perhaps of a process that was killed."""
-    return bool(re.fullmatch(rf"\..+{DRAFT_SUFFIX}", path.name))
+    return bool(re.fullmatch(rf"\..+{TEMPORARY_SUFFIX}", path.name))
 
 
 @contextmanager
-def _draft(target: Path, *, is_folder: bool) -> Iterator[Path]:
-    """Create a locked draft beside the target, after removing those of killed processes."""
-    _remove_stale_drafts(target)
+def _create_temporary(target: Path, *, is_folder: bool) -> Iterator[Path]:
+    """Create a locked file or folder beside the target, after removing those of killed processes."""
+    _remove_stale_files(target)
     handle = None
     while handle is None:
-        draft = target.with_name(f".{target.name}.draft_{secrets.token_hex(4)}")
+        temporary = target.with_name(f".{target.name}.tmp_{secrets.token_hex(4)}")
         if is_folder:
-            draft.mkdir(0o700)
+            temporary.mkdir(0o700)
         else:
-            draft.touch(exist_ok=False)
-        handle = _lock_draft(draft)
+            temporary.touch(exist_ok=False)
+        handle = _lock(temporary)
     try:
-        yield draft
+        yield temporary
     finally:
-        _remove_draft(draft)
+        _remove(temporary)
         os.close(handle)
 
 
-def _lock_draft(draft: Path) -> int | None:
-    """Lock a draft until the handle is closed; None if another process has just removed it."""
+def _lock(path: Path) -> int | None:
+    """Lock a path until the handle is closed; None if another process has just removed it."""
     try:
-        handle = os.open(draft, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
     with suppress(OSError):  # not all file systems have locks
         fcntl.flock(handle, fcntl.LOCK_EX)
-    if draft.exists():
+    if path.exists():
         return handle
     os.close(handle)
     return None
 
 
-def _remove_stale_drafts(target: Path) -> None:
-    """Remove drafts of the same target that no process has locked."""
-    pattern = re.escape(f".{target.name}") + DRAFT_SUFFIX
+def _remove_stale_files(target: Path) -> None:
+    """Remove temporary files of the same target that no process has locked."""
+    pattern = re.escape(f".{target.name}") + TEMPORARY_SUFFIX
     with suppress(OSError), os.scandir(target.parent) as entries:
-        drafts = [Path(entry.path) for entry in entries if re.fullmatch(pattern, entry.name)]
-        for draft in drafts:
-            if (draft / "old").exists() and not target.exists():
+        paths = [Path(entry.path) for entry in entries if re.fullmatch(pattern, entry.name)]
+        for temporary in paths:
+            if (temporary / "old").exists() and not target.exists():
                 continue  # killed while the folders were exchanged
             with suppress(OSError):
-                handle = os.open(draft, os.O_RDONLY)
+                handle = os.open(temporary, os.O_RDONLY)
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if it is locked
-                    _remove_draft(draft)
+                    _remove(temporary)
                 finally:
                     os.close(handle)
 
 
-def _remove_draft(draft: Path) -> None:
-    if draft.is_dir():
-        shutil.rmtree(draft, ignore_errors=True)
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
     else:
-        draft.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def fsync(path: Path) -> None:
@@ -190,7 +190,7 @@ def file_lock(path: Path, busy_message: str = "") -> Iterator[None]:
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder that replaces `folder` atomically when the block succeeds."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _draft(folder, is_folder=True) as temporary:
+    with _create_temporary(folder, is_folder=True) as temporary:
         new = temporary / "new"
         new.mkdir()
         yield new

@@ -389,7 +389,7 @@ def test_concurrent_processes_share_one_cache(tmp_path):
     tokens = [i for n in range(500) for i in BPE.encode(f"so long {n} fish")]
     assert outputs[0] == outputs[1] == [f"{len(tokens)} 500 {sum(tokens)}".encode()] * rounds
     names = {"tokenizer.json", "a.jsonl", *(f"cache{number}" for number in range(rounds))}
-    assert {path.name for path in tmp_path.iterdir()} == names  # no lock, no draft
+    assert {path.name for path in tmp_path.iterdir()} == names  # no lock, no temporary file
 
 
 def test_waiting_process_reuses_the_cache(tmp_path, monkeypatch):

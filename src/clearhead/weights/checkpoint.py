@@ -15,7 +15,7 @@ from torch import Tensor
 from clearhead.config.model import Config, EncoderDecoder, ModelConfig, parameters_by_part
 from clearhead.config.parse import read_config_file
 from clearhead.errors import ClearheadError, cannot_read, suggest
-from clearhead.io import atomic_folder, is_draft, write_json
+from clearhead.io import atomic_folder, is_temporary, write_json
 from clearhead.model.int8 import quantize
 from clearhead.model.transformer import Transformer, build_transformer
 from clearhead.tokenizers.huggingface import PretrainedTokenizer, with_post_processor
@@ -164,7 +164,7 @@ def check_replaceable(folder: Path, format: str = "clearhead") -> None:
         if path.exists() and not path.is_dir():
             raise ClearheadError(f"{path} is a file. Choose another folder for the model.")
     paths = folder.iterdir() if folder.exists() else ()
-    names = {path.name for path in paths if not is_draft(path)}
+    names = {path.name for path in paths if not is_temporary(path)}
     if foreign := names - MODEL_FILES:
         raise ClearheadError(
             f"{folder} contains {min(foreign)}, which is not a model file. Choose another folder."

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from clearhead.data.readers import open_input, read_at_most
 from clearhead.errors import ClearheadError, reraise_as
-from clearhead.io import is_draft, write_atomic, write_json
+from clearhead.io import is_temporary, write_atomic, write_json
 
 WORDS_FILE = "words.json"
 VECTORS_FILE = "vectors.safetensors"
@@ -132,7 +132,7 @@ def prepare_output(path: Path) -> None:
     """Create the output folder, and refuse to overwrite anything but word vectors."""
     with _reraise_write_errors(path):
         is_free = not path.exists() or has_word_vectors(path)
-        if path.is_dir() and all(map(is_draft, path.iterdir())):  # of a run that was killed
+        if path.is_dir() and all(map(is_temporary, path.iterdir())):  # of a run that was killed
             is_free = True
         if path.is_file() and is_free:
             with path.open("rb") as file:
