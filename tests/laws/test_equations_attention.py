@@ -241,9 +241,9 @@ def test_cross_attention_reads_the_encoder_output(
     for layer in range(2):
         path = f"blocks.{layer}.cross_attn"
         q = split_heads(each_token(linear(P, f"{path}.q"), values[f"{path}.in"]), 4)
-        memory = values["encoder.final_norm"]
+        encoder_output = values["encoder.final_norm"]
         k, v = (
-            split_heads(each_token(linear(P, f"{path}.{name}"), memory), n_kv_heads)
+            split_heads(each_token(linear(P, f"{path}.{name}"), encoder_output), n_kv_heads)
             for name in ("k", "v")
         )
         z = attend(q, k, v, lambda b, i, j: not is_padded or SOURCE_SEGMENT_IDS[b, j] == 1)["z"]

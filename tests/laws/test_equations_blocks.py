@@ -208,13 +208,13 @@ def test_batch_without_targets_has_loss_zero_and_count_zero():
 
 
 # --- L6.1, L6.2: from ids to logits
-def run_stack(P, m, root, x, allowed, layers, memory=None):
+def run_stack(P, m, root, x, allowed, layers, encoder_output=None):
     """The blocks of one stack as equations."""
 
-    def attention(path, h, memory, allowed):
+    def attention(path, h, key_stream, allowed):
         q, k, v = (
             split_heads(each_token(linear(P, f"{path}.{name}"), x), m.attention.n_heads)
-            for name, x in (("q", h), ("k", memory), ("v", memory))
+            for name, x in (("q", h), ("k", key_stream), ("v", key_stream))
         )
         z = attend(q, k, v, allowed)["z"]
         concatenated = z.transpose(0, 2, 1, 3).reshape(*h.shape[:2], -1)
@@ -229,10 +229,10 @@ def run_stack(P, m, root, x, allowed, layers, memory=None):
     for i in range(layers):
         block = f"{root}blocks.{i}"
         x = residual(f"{block}.attn", lambda path, h: attention(path, h, h, allowed), x)
-        if memory is not None:
+        if encoder_output is not None:
             x = residual(
                 f"{block}.cross_attn",
-                lambda path, h: attention(path, h, memory, bidirectional),
+                lambda path, h: attention(path, h, encoder_output, bidirectional),
                 x,
             )
         x = residual(
@@ -273,7 +273,7 @@ def test_encoder_decoder_from_ids_to_logits():
         )
 
     encoder_layers = m.architecture.encoder_layers
-    memory = run_stack(P, m, "encoder.", embed(source), bidirectional, encoder_layers)
-    close(net.encode(source), memory, FP32)
-    h = run_stack(P, m, "", embed(ids), causal, m.n_layers, memory)
+    encoder_output = run_stack(P, m, "encoder.", embed(source), bidirectional, encoder_layers)
+    close(net.encode(source), encoder_output, FP32)
+    h = run_stack(P, m, "", embed(ids), causal, m.n_layers, encoder_output)
     close(net.compute_logits(net(ids, source=source)), h @ E.T, FP32)

@@ -1,6 +1,6 @@
 """Attention: softmax(QKᵀ/√d_k + M) V, for many heads at once (L3), and its masks.
 
-Self-attention or cross-attention is a call: `attention(h, h, …)` or `attention(h, memory, …)`.
+Self-attention is the call `attention(h, h, …)`, cross-attention `attention(h, encoder_output, …)`.
 Grouped-query attention differs only in the width of k and v.
 """
 
@@ -135,26 +135,30 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Stream,
-        memory: KeyStream,
+        key_stream: KeyStream,
         position: Position,
         mask: Mask,
         cache: NoCache | KVCache | CrossKVCache,
         hooks: Hooks,
     ) -> Stream:
         attend = eager_attention if hooks.needs_scores else fused_attention
-        qkv = joint_linear(x, self.q, self.k, self.v) if memory is x else [self.q(x)]
+        qkv = joint_linear(x, self.q, self.k, self.v) if key_stream is x else [self.q(x)]
         q = hooks("rot_q", position.rotate(hooks("q", self.q_norm(self.split_heads(qkv[0])))))
-        k, v = cache(self.project_kv, memory, position, hooks, qkv[1:])
+        k, v = cache(self.project_kv, key_stream, position, hooks, qkv[1:])
         bias = position.bias(q, self.scale)
         dropout = self.dropout if self.training else 0.0
         z = hooks("z", attend(q, k, v, bias, mask, self.scale, dropout, hooks))
         return hooks("out", self.out(z.transpose(1, 2).flatten(2)))
 
     def project_kv(
-        self, memory: KeyStream, position: Position, hooks: Hooks, projected: Sequence[Tensor] = ()
+        self,
+        key_stream: KeyStream,
+        position: Position,
+        hooks: Hooks,
+        projected: Sequence[Tensor] = (),
     ) -> KeysValues:
-        """Keys and values of `memory`; `projected` are its products with W_K, W_V if computed."""
-        k, v = projected or joint_linear(memory, self.k, self.v)
+        """Keys and values; `projected` are the products with W_K and W_V if already computed."""
+        k, v = projected or joint_linear(key_stream, self.k, self.v)
         k = hooks("rot_k", position.rotate(hooks("k", self.k_norm(self.split_heads(k)))))
         return k, hooks("v", self.split_heads(v))
 

@@ -35,8 +35,8 @@ from clearhead.model.positions import NO_POSITION, Position, make_position_encod
 ResidualStream = Float[Tensor, "batch token d"]
 SegmentIds = Int[Tensor, "batch token"]
 PositionIds = Int[Tensor, "#batch token"]  # may be shared by all rows
-# the encoder's output; several consecutive rows may be beams of one source
-Memory = Float[Tensor, "source key d"]
+# several consecutive rows may be beams of one source
+EncoderOutput = Float[Tensor, "source key d"]
 SourceSegmentIds = Int[Tensor, "source key"]
 LayerCaches = Sequence[tuple[NoCache | KVCache, NoCache | CrossKVCache]]
 Sublayer = Callable[[ResidualStream], ResidualStream]
@@ -53,8 +53,8 @@ class BlockInputs:
     position: Position
     mask: Mask
     cache: NoCache | KVCache
-    memory: Float[Tensor, "batch key d"] | None  # the encoder's output
-    memory_mask: Mask
+    encoder_output: Float[Tensor, "batch key d"] | None
+    encoder_mask: Mask
     cross_cache: NoCache | CrossKVCache
 
 
@@ -122,13 +122,18 @@ class CrossAttentionBlock(Block):
         cross_hooks = hooks.scope("cross_attn")
 
         def attend(h: ResidualStream) -> ResidualStream:
-            memory = inputs.memory
-            assert memory is not None
+            encoder_output = inputs.encoder_output
+            assert encoder_output is not None
             h = cross_hooks("in", h)
             # all beams of a source in one row
-            queries = h.reshape(memory.shape[0], -1, h.shape[-1])
+            queries = h.reshape(encoder_output.shape[0], -1, h.shape[-1])
             out = self.cross_attn(
-                queries, memory, NO_POSITION, inputs.memory_mask, inputs.cross_cache, cross_hooks
+                queries,
+                encoder_output,
+                NO_POSITION,
+                inputs.encoder_mask,
+                inputs.cross_cache,
+                cross_hooks,
             )
             return self.drop(out.reshape(h.shape))
 
@@ -169,8 +174,8 @@ class Stack(nn.Module):
         token_type_ids: SegmentIds | None,
         hooks: Hooks,
         cache: ModelCache | None = None,
-        memory: Memory | None = None,
-        memory_mask: Mask = NO_MASK,
+        encoder_output: EncoderOutput | None = None,
+        encoder_mask: Mask = NO_MASK,
     ) -> ResidualStream:
         """Token ids, images or mel frames to the last hidden states."""
         is_text = isinstance(self.embed, TokenEmbedding)
@@ -180,7 +185,7 @@ class Stack(nn.Module):
         )
         caches = cache.layers if cache is not None else [(NO_CACHE, NO_CACHE)] * len(self.blocks)
         return self.run_blocks(
-            x, positions, key_positions, mask, caches, hooks, memory, memory_mask
+            x, positions, key_positions, mask, caches, hooks, encoder_output, encoder_mask
         )
 
     def positions_and_mask(
@@ -241,8 +246,8 @@ class Stack(nn.Module):
         mask: Mask,
         caches: LayerCaches,
         hooks: Hooks,
-        memory: Memory | None = None,
-        memory_mask: Mask = NO_MASK,
+        encoder_output: EncoderOutput | None = None,
+        encoder_mask: Mask = NO_MASK,
     ) -> ResidualStream:
         """Token embeddings to the last hidden states."""
         x = self.embed.add_positions(x, self.position.embed(positions, x.dtype), hooks)
@@ -250,7 +255,7 @@ class Stack(nn.Module):
         for i, (block, position, (cache, cross_cache)) in enumerate(
             zip(self.blocks, layer_positions, caches, strict=True)
         ):
-            inputs = BlockInputs(position, mask, cache, memory, memory_mask, cross_cache)
+            inputs = BlockInputs(position, mask, cache, encoder_output, encoder_mask, cross_cache)
             x = block(x, inputs, hooks.scope("blocks", i))
         return hooks("final_norm", self.final_norm(x))
 
@@ -292,7 +297,7 @@ class Transformer(Stack):
         token_type_ids: SegmentIds | None = None,
         source: Tensor | None = None,
         source_segment_ids: SourceSegmentIds | None = None,
-        encoder_output: Memory | None = None,
+        encoder_output: EncoderOutput | None = None,
         cache: ModelCache | None = None,
         hooks: Hooks = NO_HOOKS,
     ) -> ResidualStream:
@@ -309,7 +314,7 @@ class Transformer(Stack):
         """
         if source is not None and encoder_output is None:
             encoder_output = self.encode(source, source_segment_ids, hooks)
-        memory_mask = self.memory_mask(segment_ids, encoder_output, source_segment_ids)
+        encoder_mask = self.encoder_mask(segment_ids, encoder_output, source_segment_ids)
         x = self.run(
             tokens,
             position_ids,
@@ -318,7 +323,7 @@ class Transformer(Stack):
             hooks,
             cache,
             encoder_output,
-            memory_mask,
+            encoder_mask,
         )
         if cache is not None:
             cache.rows.end_step(
@@ -326,22 +331,26 @@ class Transformer(Stack):
             )
         return x
 
-    def memory_mask(
+    def encoder_mask(
         self,
         segment_ids: SegmentIds | None,
-        memory: Memory | None,
+        encoder_output: EncoderOutput | None,
         source_segment_ids: SourceSegmentIds | None,
     ) -> Mask:
         """The mask of cross-attention; a side without segment ids is all segment 1."""
-        if (memory is None) is not (self.encoder is None):
+        if (encoder_output is None) is not (self.encoder is None):
             kind = self.config.architecture.kind
             requirement = "takes no" if self.encoder is None else "needs a"
             raise ClearheadError(f"a model of architecture {kind} {requirement} source.")
-        if memory is None or (segment_ids is None and source_segment_ids is None):
+        if encoder_output is None or (segment_ids is None and source_segment_ids is None):
             return NO_MASK
-        one = torch.ones((), dtype=torch.long, device=memory.device)
-        queries = one.expand(memory.shape[0], 1) if segment_ids is None else segment_ids
-        keys = one.expand(memory.shape[:2]) if source_segment_ids is None else source_segment_ids
+        one = torch.ones((), dtype=torch.long, device=encoder_output.device)
+        queries = one.expand(encoder_output.shape[0], 1) if segment_ids is None else segment_ids
+        keys = (
+            one.expand(encoder_output.shape[:2])
+            if source_segment_ids is None
+            else source_segment_ids
+        )
         return cross_attention_mask(queries, keys)
 
     def encode(

@@ -110,9 +110,11 @@ def encode_source(net: Transformer, x: Tensor, attention_mask: Tensor | None = N
     """The encoder's output, and the keys and values that each decoder layer computes from it."""
     assert net.encoder is not None
     position_ids = None if attention_mask is None else _position_ids(attention_mask)
-    memory = net.encoder.run(x, position_ids, attention_mask, None, NO_HOOKS)
+    encoder_output = net.encoder.run(x, position_ids, attention_mask, None, NO_HOOKS)
     layers = [block.cross_attn for block in net.blocks if isinstance(block, CrossAttentionBlock)]
-    return memory, [layer.project_kv(memory, NO_POSITION, NO_HOOKS) for layer in layers]
+    return encoder_output, [
+        layer.project_kv(encoder_output, NO_POSITION, NO_HOOKS) for layer in layers
+    ]
 
 
 def decode_step(
@@ -136,10 +138,10 @@ def decode_step_with_source(net: Transformer, ids: Tensor, *inputs: Tensor) -> S
     past_length = inputs[0].shape[2]
     attention_mask = ids.new_ones(ids.shape[0], past_length + ids.shape[1])
     position_ids = _position_ids(attention_mask)[:, past_length:]
-    memory_mask = NO_MASK
+    encoder_mask = NO_MASK
     if inputs[n:]:
-        memory_mask = cross_attention_mask(torch.ones_like(ids), *inputs[n:])
-    return _decode_step(net, ids, attention_mask, position_ids, caches, memory_mask)
+        encoder_mask = cross_attention_mask(torch.ones_like(ids), *inputs[n:])
+    return _decode_step(net, ids, attention_mask, position_ids, caches, encoder_mask)
 
 
 def _decode_step(
@@ -148,7 +150,7 @@ def _decode_step(
     attention_mask: Tensor,
     position_ids: Tensor,
     caches: Sequence[tuple[PastKeyValues, NoCache | CrossKVCache]],
-    memory_mask: Mask,
+    encoder_mask: Mask,
 ) -> StepOutput:
     """`Stack.run` with keys at any position, because of padding."""
     key_positions = _position_ids(attention_mask)
@@ -156,7 +158,7 @@ def _decode_step(
     allowed = distance_mask(position_ids, key_positions, is_causal=True, window=net.sliding_window)
     mask = Mask(allowed=allowed & attention_mask.bool()[:, None, None])
     # x stands in for the encoder's output, which the cross-attention caches replace
-    hidden = net.run_blocks(x, position_ids, key_positions, mask, caches, NO_HOOKS, x, memory_mask)
+    hidden = net.run_blocks(x, position_ids, key_positions, mask, caches, NO_HOOKS, x, encoder_mask)
     return _logits(net, hidden, None), [own.keys_values for own, _ in caches]
 
 

@@ -222,8 +222,8 @@ class Trace:
         prefix = ENCODER_PREFIX if is_encoder else ""
         input_name = f"blocks.{layer - 1}.resid_post" if layer else "full_embed"
         x = self.residuals[prefix + input_name]
-        memory = None if is_encoder else self.residuals.get(f"{ENCODER_PREFIX}final_norm")
-        resume_blocks(stack, x, range(layer, layer + 1), memory, hooks)
+        encoder_output = None if is_encoder else self.residuals.get(f"{ENCODER_PREFIX}final_norm")
+        resume_blocks(stack, x, range(layer, layer + 1), encoder_output, hooks)
 
 
 @contextmanager
