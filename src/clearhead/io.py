@@ -71,7 +71,7 @@ def is_temporary(path: Path) -> bool:
 
 @contextmanager
 def _create_temporary(target: Path, *, is_folder: bool) -> Iterator[Path]:
-    """Create a locked file or folder beside the target, after removing those of killed processes."""
+    """Create a locked file or folder beside the target; remove those of killed processes."""
     _remove_stale_files(target)
     handle = None
     while handle is None:

@@ -49,7 +49,7 @@ def test_tied_matrices_are_stored_once_and_tied_again(tmp_path):
 
 
 def test_saving_again_replaces_the_folder(saved):
-    (saved / ".card.json.draft_01234567").touch()  # of a process that was killed
+    (saved / ".card.json.tmp_01234567").touch()  # of a process that was killed
     ch.save(ch.new("tiny-llama"), saved)
     assert load(saved).config == ch.presets["tiny-llama"]
     assert [path.name for path in saved.parent.iterdir()] == ["model"]
