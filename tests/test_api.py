@@ -291,6 +291,19 @@ def test_unknown_options_are_refused(model, name, option, hint):
         getattr(model, name)("a", **{option: 1})
 
 
+def test_options_that_are_other_functions_are_refused(model):
+    with pytest.raises(ClearheadError, match=r"use model\.stream\."):
+        model.generate("a", streamer=None)
+    with pytest.raises(ClearheadError, match=r"use model\.beam_search\."):
+        model.generate("a", num_beams=2)
+
+
+def test_generations_and_chunks_print_their_text(model):
+    generation = model.generate("a", 3, seed=1)
+    assert str(generation) == generation.text
+    assert "".join(map(str, model.stream("a", 3, seed=1))) == generation.text
+
+
 def test_unknown_options_of_beam_search_are_refused(model):
     with pytest.raises(ClearheadError, match=r"num_return_sequences'; use n_best\."):
         model.beam_search("a", num_return_sequences=2)

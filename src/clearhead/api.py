@@ -653,6 +653,7 @@ class Model(Checkpoint):
         Texts longer than `inference.max_length`, if it is set, are truncated.
         """
         check_can_embed(self.config.model)
+        check_texts_not_empty([texts] if isinstance(texts, str) else texts)
         inference = self.config.inference
         batch = self._truncated_batch(texts, inference.max_length)
         pooling = pooling or inference.pooling
@@ -771,6 +772,7 @@ class Model(Checkpoint):
         """
         check_can_generate(self.config.model)
         check_overflow(overflow)
+        check_texts_not_empty([text] if isinstance(text, str) else text)
         batch = self.make_batch(text, allow_overflow=overflow == "slide")
         scores = score_texts(self.net, batch.unpadded_rows())
         return scores[0] if batch.is_single else scores

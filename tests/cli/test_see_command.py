@@ -109,6 +109,8 @@ def test_attribution_of_a_logit_difference(folders):
 def test_views_that_do_not_apply_are_errors(folders):
     with pytest.raises(ch.ClearheadError, match="--what must be one of"):
         see(folders[0], "abc", "--what", "atention")
+    with pytest.raises(ch.ClearheadError, match=r"Did you mean lens\?"):
+        see(folders[0], "abc", "--what", "logit-lens")
     with pytest.raises(
         ch.ClearheadError,
         match="--what cross needs an encoder-decoder",

@@ -290,7 +290,7 @@ MISTAKES = [
     (("classify", "judge", "a", "--text-pair", "b"), "omit --text-pair"),
     (
         ("classify", "judge", "a\tb"),
-        "the text contains a tab",
+        "the text contains a tab.*clearhead evaluate",
     ),
     *(
         (words, "the text is empty")

@@ -88,6 +88,15 @@ def test_invalid_messages_are_refused(messages, tokenizer):
         encode_chat(TEMPLATE, messages, tokenizer)
 
 
+def test_unknown_roles_are_refused(tokenizer):
+    message = [{"role": "usr", "content": "Hello"}]
+    for template in (TEMPLATE, "{{ messages[0].content }}"):
+        with pytest.raises(ch.ClearheadError, match="no role 'usr'; did you mean 'user'"):
+            encode_chat(template, message, tokenizer)
+    named = "{% if messages[0].role == 'usr' %}u{% endif %}"
+    assert tokenizer.decode(encode_chat(named, message, tokenizer)) == "u"
+
+
 def test_chat_stops_at_eos(tokenizer):
     made = ch.new("tiny-llama", vocab_size=len(tokenizer), tokenizer=tokenizer, context_length=64)
     stop = tokenizer.special_tokens["<|end|>"]

@@ -98,6 +98,13 @@ def test_images_are_classified():
     assert [one.label for one in made] == [made[0].label] * 2
 
 
+@pytest.mark.parametrize("texts", ["", ["a", " "]])
+def test_empty_texts_are_neither_scored_nor_embedded(writer, texts):
+    for function in (writer.score, writer.embed):
+        with pytest.raises(ch.ClearheadError, match="is empty"):
+            function(texts)
+
+
 def test_score_is_the_sum_of_token_logprobs():
     model = ch.new("tiny-decoder", vocab_size=256, tokenizer=ch.Tokenizer.bytes(), seed=3)
     ids = model.tokenizer.encode("abcab")

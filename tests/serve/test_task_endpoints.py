@@ -168,6 +168,8 @@ def test_classification_takes_turns_in_order(served, models, monkeypatch):
             "top_k: should be greater than or equal to 1.",
         ),
         ("/fill", {"input": "[MASK]"}, "model is required; this server has judge, numbers, gaps"),
+        ("/v1/completions", {"prompt": "a"}, "model is required; this server has judge"),
+        ("/v1/embeddings", {"model": "judge", "input": ""}, "the text is empty"),
         ("/classify", {"model": "judge", "input": []}, "empty"),
         ("/classify", {"model": "judge", "input": ["a"] * 65}, "65 texts; the limit is 64"),
         (

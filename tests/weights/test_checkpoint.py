@@ -320,3 +320,9 @@ def test_cpu_loads_as_float32(tmp_path, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_torch_dtype_equals_its_name(saved, dtype):
     assert next(ch.load(saved, device="cpu", dtype=dtype).net.parameters()).dtype == dtype
+
+
+def test_onnx_file_is_refused_as_an_export(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(b"")
+    with pytest.raises(ch.ClearheadError, match="an export to ONNX"):
+        ch.load(tmp_path / "model.onnx")

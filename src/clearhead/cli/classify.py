@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from clearhead.generate.tasks import Classification
 
 PAIR_SEPARATOR = "\t"
+TAB_PROBLEM = (
+    "contains a tab, but this model does not read text pairs. If the file has labels, use "
+    "clearhead evaluate."
+)
 
 
 def classify(
@@ -75,7 +79,7 @@ def classify_lines(model: "Model", lines: list[str]) -> "list[Classification]":
     for index, line in enumerate(lines):
         parts = line.split(PAIR_SEPARATOR)
         if len(parts) > 1 and not reads_pairs:
-            raise InputTextError(index, "contains a tab, but this model does not read text pairs.")
+            raise InputTextError(index, TAB_PROBLEM)
         if len(parts) > 2:
             raise InputTextError(index, "contains several tabs; a pair has one.")
         texts.append(tuple(parts) if len(parts) > 1 else line)

@@ -66,7 +66,7 @@ def compare(
         tuple(vary),
         int(seeds) if seeds.isdecimal() else _parse_ints("--seeds", seeds) or None,
         output,
-        parse_config_flags(context.args),
+        _parse_options(context.args),
         metric,
         baseline,
         _parse_ints("--eval-lengths", eval_lengths),
@@ -91,6 +91,16 @@ def compare(
     if not result.completed:
         echo("stopped; run the same command to resume")
         raise typer.Exit(130)
+
+
+def _parse_options(words: list[str]) -> dict[str, object]:
+    if words and not words[0].startswith("-"):
+        raise ClearheadError(
+            f"unexpected argument {words[0]!r}: compare trains variants of one preset, such as "
+            "--vary model.position=rotary,none. To compare trained models, run clearhead evaluate "
+            "for each."
+        )
+    return parse_config_flags(words)
 
 
 def _check_vary(text: str) -> None:

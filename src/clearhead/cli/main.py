@@ -144,9 +144,20 @@ def _describe_usage_error(error: Any, context: typer.Context) -> str:
         hint = " Put a text of several words in quotes."
     if is_extra_argument and any("--input" in param.opts for param in params):
         hint += " For several texts, use --input FILE with one text per line."
+    if type(error).__name__ == "NoSuchOption" and (ours := _our_option(error, params)):
+        hint = f" Use {ours}."
     message = error.format_message().replace("Value error, ", "")  # a prefix of pydantic
     end = "" if message.endswith((".", "?")) else "."
     return f"{message}{end}{hint} Try '{context.command_path} --help'."
+
+
+def _our_option(error: Any, params: list[Any]) -> str:
+    """Our flag for an option of Hugging Face's `generate`, or an empty string."""
+    from clearhead.generate.sampling import HUGGING_FACE_NAMES
+
+    names = HUGGING_FACE_NAMES.get(error.option_name.strip("-").replace("-", "_"), ())
+    flags = [param.opts[0] for param in params if param.name in names]
+    return flags[0] if flags else ""
 
 
 def _exit(message: str, status: int) -> NoReturn:

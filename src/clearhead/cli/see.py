@@ -1,5 +1,6 @@
 """`clearhead see`: visualize what a model does with a text."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +155,12 @@ def _implied_view(options: dict[str, Any]) -> str:
 def _check_options(what: str, names: list[str]) -> None:
     """Raise if the view does not exist, ignores an option, or lacks one."""
     if what not in VIEW_OPTIONS:
-        raise ClearheadError(f"--what must be one of {', '.join(VIEW_OPTIONS)}; got {what!r}.")
+        parts = re.split("[-_ ]", what)  # logit-lens is lens
+        views = [view for view in VIEW_OPTIONS if view in parts]
+        hint = f" Did you mean {views[0]}?" if views else ""
+        raise ClearheadError(
+            f"--what must be one of {', '.join(VIEW_OPTIONS)}; got {what!r}.{hint}"
+        )
     for name in names:
         if name not in VIEW_OPTIONS[what]:
             views = ", ".join(view for view, options in VIEW_OPTIONS.items() if name in options)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from clearhead.config.model import InferenceConfig
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, suggest
 from clearhead.generate.chat_template_process import Message, render_chat_template
 from clearhead.generate.engine import BatchEngine
 from clearhead.generate.generation import (
@@ -21,6 +21,7 @@ from clearhead.tokenizers.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from clearhead.api import Model
 
+ROLES = ("system", "developer", "user", "assistant", "tool")  # a template may name others
 SEED_STRIDE = 1_000_003  # between the seeds of successive answers
 # A Unicode noncharacter in special tokens that a user typed, so they are encoded as plain text.
 SPECIAL_TOKEN_GUARD = "\ufdd0"
@@ -46,6 +47,10 @@ def encode_chat(
     if not template:
         raise ClearheadError("this model has no chat template; set inference.chat_template.")
     check_messages(messages)
+    for message in messages:
+        role = message["role"]
+        if role not in ROLES and f"'{role}'" not in template and f'"{role}"' not in template:
+            raise ClearheadError(f"there is no role {role!r:.60}; {suggest(role, ROLES)}")
     special = tokenizer.special_pattern
 
     def guard(text: str) -> str:

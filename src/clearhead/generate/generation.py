@@ -48,6 +48,9 @@ class Generation(WithChoices):
         """The log-probability of each generated token."""
         return [token.logprob for token in self.token_logprobs]
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True)
 class TextChunk:
@@ -57,6 +60,9 @@ class TextChunk:
     index: int  # prompt index × n + sample index
     token_logprob: TokenLogprob
     finish_reason: str  # empty until the text has ended
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def check_can_generate(m: c.ModelConfig) -> None:

@@ -44,6 +44,15 @@ HUGGING_FACE_NAMES = {
     "sequence_bias": ("logit_bias",),
     "output_scores": ("logprobs",),
 }
+# Options of Hugging Face's `generate` that are functions here, by the function that was called.
+HUGGING_FACE_FUNCTIONS = {
+    ("generate", "streamer"): "model.stream",
+    ("chat", "streamer"): "model.chat_stream",
+    ("generate", "num_beams"): "model.beam_search",
+    ("generate", "length_penalty"): "model.beam_search",
+    ("generate", "early_stopping"): "model.beam_search",
+    ("generate", "no_repeat_ngram_size"): "model.beam_search",
+}
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -154,6 +163,7 @@ def check_option_names(
         if name in known:
             continue
         ours = [ours for ours in HUGGING_FACE_NAMES.get(name, ()) if ours in known]
+        ours += filter(None, [HUGGING_FACE_FUNCTIONS.get((function, name))])
         hint = f"use {ours[0]}." if ours else suggest(name, known)
         raise ClearheadError(f"{function} has no option {name!r}; {hint}")
 

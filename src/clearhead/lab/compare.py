@@ -39,6 +39,7 @@ from clearhead.lab.stats import Summary
 from clearhead.train.diagnosis import Finding
 from clearhead.train.strategy import Echo
 from clearhead.train.train import MakeDisplay, dotted_options, load_config, no_display, no_echo
+from clearhead.weights.bundled import bundled_models
 
 DEFAULT_OUTPUT = "comparison"
 DEFAULT_SEEDS = 3
@@ -166,6 +167,11 @@ def plan_experiment(
         raise ClearheadError(
             f"{recipe} contains no {EXPERIMENT_FILE}; name a preset, a run.toml, or the folder of "
             "an experiment."
+        )
+    if str(recipe) not in presets and str(recipe) in bundled_models():
+        raise ClearheadError(
+            f"{recipe} is a trained model; compare trains variants of a preset. To compare trained "
+            "models, run clearhead evaluate for each."
         )
     try:
         base = load_config(recipe, overrides)

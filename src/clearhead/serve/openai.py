@@ -97,7 +97,9 @@ class APIRequest(BaseModel):
     model_config = ConfigDict(
         extra="ignore", strict=True, json_schema_extra={"additionalProperties": False}
     )
-    model: str = Field(description="A name listed by /v1/models.")
+    model: str = Field(
+        "", description="A name listed by /v1/models; optional if one model is served."
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -172,8 +172,8 @@ class ModelRegistry:
 
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[LoadedModel]:
-        """Get a model that stays loaded until the block ends."""
-        loaded_model = await self.get(name)
+        """Get a model, the only one if `name` is empty, that stays loaded until the block ends."""
+        loaded_model = await self.get(name or self.default_name)
         loaded_model.num_users += 1
         try:
             yield loaded_model

@@ -54,24 +54,18 @@ T = TypeVar("T")
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
-class TaskRequest(APIRequest):
-    """Base class of requests to clearhead's own endpoints."""
-
-    model: str = Field("", description="Optional if one model is served.")
-
-
-class ClassifyRequest(TaskRequest):
+class ClassifyRequest(APIRequest):
     input: str | TextList | Annotated[list[TextPair], FAIL_FAST] = Field(
         description="A text, texts, or pairs of texts."
     )
 
 
-class FillRequest(TaskRequest):
+class FillRequest(APIRequest):
     input: str | TextList = Field(description="Texts with [MASK] for missing words.")
     top_k: int = Field(5, ge=1, le=100, description="Number of most likely words for each mask.")
 
 
-class TranslateRequest(TaskRequest):
+class TranslateRequest(APIRequest):
     text: str | TextList
     num_beams: int = Field(5, ge=1, le=32)
     n_best: int = Field(1, ge=1, le=32)
@@ -126,7 +120,7 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
     async def classify(body: ClassifyRequest, request: Request) -> Response:
         texts = to_list(body.input, limits)
         client = client_address(request)
-        async with registry.using(body.model or registry.default_name) as loaded_model:
+        async with registry.using(body.model) as loaded_model:
             check_endpoint(loaded_model, "/classify")
             model = loaded_model.model
             make_batches = partial(_classification_batches, model, texts)
@@ -145,7 +139,7 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
     async def fill(body: FillRequest, request: Request) -> Response:
         texts = to_list(body.input, limits)
         client = client_address(request)
-        async with registry.using(body.model or registry.default_name) as loaded_model:
+        async with registry.using(body.model) as loaded_model:
             check_endpoint(loaded_model, "/fill")
             model = loaded_model.model
             rows = await tokenize(client, lambda: list(model.encode_texts(texts)))
@@ -173,7 +167,7 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
         to_list(body.prefix, limits)  # checks its length
         client = client_address(request)
         check_max_tokens(body.max_tokens, limits)
-        async with registry.using(body.model or registry.default_name) as loaded_model:
+        async with registry.using(body.model) as loaded_model:
             check_endpoint(loaded_model, "/translate")
             model = loaded_model.model
             translator, prefix = await tokenize(
@@ -250,6 +244,7 @@ def _make_translator(
 
 
 def _encode_for_embedding(model: Model, texts: list[Any]) -> list[list[int]]:
+    check_texts_not_empty(texts)
     return list(model.encode_texts(texts, max_length=model.config.inference.max_length))
 
 

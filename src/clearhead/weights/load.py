@@ -47,6 +47,8 @@ EXPORT_ONLY_FILES = {"model.bin": "CTranslate2", "onnx_config.json": "ONNX"}
 def load_model(name: str | Path, placement: Placement) -> Checkpoint:
     """Load a model by bundled or downloaded name, folder, .gguf file, training run, or hub id."""
     path = resolve_model(name)
+    if path.suffix == ".onnx":
+        raise ClearheadError(_export_only(name, "ONNX"))
     if path.suffix in (".safetensors", ".json", ".bin"):
         raise ClearheadError(f"{name} is a single file of a model; pass the folder it is in.")
     if path.is_file():
@@ -57,10 +59,7 @@ def load_model(name: str | Path, placement: Placement) -> Checkpoint:
         return load_checkpoint(path, placement)
     for file, engine in EXPORT_ONLY_FILES.items():
         if (path / file).is_file() and not (path / WEIGHTS_FILE).is_file():
-            raise ClearheadError(
-                f"{name} is an export to {engine}, which clearhead cannot load; load the model it"
-                " was exported from."
-            )
+            raise ClearheadError(_export_only(name, engine))
     if (path / HF_CONFIG_FILE).is_file():
         from clearhead.weights.huggingface import load_huggingface
 
@@ -71,6 +70,13 @@ def load_model(name: str | Path, placement: Placement) -> Checkpoint:
         )
     raise ClearheadError(
         f"{name} is not a model: it contains neither {CONFIG_FILE} nor {HF_CONFIG_FILE}."
+    )
+
+
+def _export_only(name: str | Path, engine: str) -> str:
+    return (
+        f"{name} is an export to {engine}, which clearhead cannot load; load the model it was "
+        "exported from."
     )
 
 
