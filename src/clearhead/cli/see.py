@@ -156,8 +156,8 @@ def _check_options(what: str, names: list[str]) -> None:
     """Raise if the view does not exist, ignores an option, or lacks one."""
     if what not in VIEW_OPTIONS:
         parts = re.split("[-_ ]", what)  # logit-lens is lens
-        views = [view for view in VIEW_OPTIONS if view in parts]
-        hint = f" Did you mean {views[0]}?" if views else ""
+        meant = [view for view in VIEW_OPTIONS if view in parts]
+        hint = f" Did you mean {meant[0]}?" if meant else ""
         raise ClearheadError(
             f"--what must be one of {', '.join(VIEW_OPTIONS)}; got {what!r}.{hint}"
         )
