@@ -290,6 +290,30 @@ def test_snippets_print_what_the_page_shows(page):
             assert_same_output(body, printed.getvalue())
 
 
+@pytest.mark.slow
+def test_what_replaces_other_libraries_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(ch, "train", lambda *args, **options: None)
+    model = ch.load("story")
+    text = "Once upon a time"
+    names = {
+        "ch": ch,
+        "model": model,
+        "text": text,
+        "texts": [text, "The end"],
+        "ids": model.tokenizer.encode(text),
+        "folder": tmp_path / "ours",
+        "hf_folder": tmp_path / "theirs",
+    }
+    num_run = 0
+    with contextlib.redirect_stdout(io.StringIO()):
+        for row in re.findall(r"^\| .* \| (.*) \|$", page_text("guides/coming-from.md"), re.M):
+            for code in re.findall("`([^`]+)`", row):
+                if re.search(r"\(|\[|model\.", code):
+                    exec(code, names)
+                    num_run += 1
+    assert num_run > 40
+
+
 CONSOLE_BLOCKS = [
     (page, block)
     for page in GUIDES
