@@ -207,7 +207,7 @@ def test_configuration_of_a_run_does_not_start_over_in_another_folder(tmp_path, 
     train(data, "run1")
     done = CliRunner().invoke(app, ["train", "run1/run.json", "--train.max_steps=6"])
     assert isinstance(done.exception, ch.ClearheadError)
-    assert "train run1." in str(done.exception)
+    assert "to resume that run, name its folder, run1" in str(done.exception)
     assert not (tmp_path / "run").exists()
     done = CliRunner().invoke(app, ["train", "run1", "--train.max_steps=6", "--device=cpu"])
     assert done.exit_code == 0, done.exception

@@ -172,6 +172,12 @@ def test_completed_run_that_is_started_again_knows_its_loss(tmp_path):
     assert math.isfinite(first.loss)
 
 
+def test_run_shorter_than_eval_every_is_validated_once(tmp_path):
+    result = run(make_trainer(tmp_path, max_steps=3, eval_every=200))
+    [valid_loss] = [line["valid_loss"] for line in read_reports(tmp_path) if "valid_loss" in line]
+    assert result.best_loss == valid_loss
+
+
 def test_without_validation_data_there_is_no_validation_and_no_patience(tmp_path):
     result = run(make_trainer(tmp_path / "run", WithoutValidation(), eval_every=1))
     assert (result.status, result.best_loss) == ("completed", math.inf)

@@ -17,8 +17,8 @@ CHANGE_LOSS_FRACTION = 0.01  # and this fraction of the loss
 SPIKE_NOISE_RATIO = 12.0  # a spike must exceed this many standard deviations of the noise
 VISIBLE_FRACTION = 0.1  # and this fraction of the total decrease of the loss
 STABILITY_HINT = (
-    "a smaller learning rate (train.optimizer.lr), a longer warmup (train.warmup_steps) or a "
-    "smaller train.grad_clip would help"
+    "a smaller learning rate (--train.optimizer.lr), a longer warmup (--train.warmup_steps) or a "
+    "smaller --train.grad_clip would help"
 )
 
 
@@ -123,7 +123,7 @@ def _find_trend(train: Curve, valid: Curve) -> Finding:
         return Finding(
             "still improving",
             f"the last fifth of the steps lowered the validation loss by {decrease:.2g}; train "
-            "longer (train.max_steps) or use a larger model.",
+            "longer (--train.max_steps) or use a larger model.",
         )
     if not is_smoothed and min_change > 3 * CHANGE_LOSS_FRACTION * abs(best_loss):
         return _too_early(valid)
@@ -141,7 +141,7 @@ def _too_early(valid: Curve) -> Finding:
     count = f"{len(valid)} validation{'s' * (len(valid) > 1)}"
     return Finding(
         "too early to tell",
-        f"{count} cannot show a trend; validate more often (a smaller train.eval_every).",
+        f"{count} cannot show a trend; validate more often (a smaller --train.eval_every).",
     )
 
 
@@ -161,8 +161,8 @@ def _describe_increase(train: Curve, valid: Curve, best_step: int) -> Finding:
             return Finding(
                 "overfitting",
                 f"{increase}, while the training loss fell from {mean_before:.4g} to "
-                f"{mean_after:.4g}; use more data, more dropout (model.dropout), fewer steps, or "
-                "train.patience to stop early. The best weights were kept.",
+                f"{mean_after:.4g}; use more data, more dropout (--model.dropout), fewer steps, or "
+                "--train.patience to stop early. The best weights were kept.",
                 is_problem=True,
             )
     message = f"{increase}, and the training loss hardly changed; {STABILITY_HINT}."

@@ -174,8 +174,8 @@ def locate_run(
     is_run_file = path.name == RUN_FILE and (path.parent / CHECKPOINTS_FOLDER).is_dir()
     if is_run_file and output is None and path.parent.resolve() != folder.resolve():
         raise ClearheadError(
-            f"{recipe} is the configuration of a run; to resume that run, train {path.parent}. "
-            "To repeat it, choose another --output."
+            f"{recipe} is the configuration of a run; to resume that run, name its folder, "
+            f"{path.parent}, instead. To repeat it, choose another --output."
         )
     return recipe, folder, str(recipe)
 
