@@ -223,7 +223,8 @@ def test_model_cards_have_the_size_and_views(site, model):
         m.d_model,
     )
     assert card["num_parameters"] == model.num_parameters()
-    assert {"machine", "attention", "predict"} <= set(card["views"])
+    assert {"machine", "attention", "predict", "chat"} <= set(card["views"])
+    assert card["has_chat"]
     assert "translate" not in card["views"]
     assert len(site.json("GET", "/api/models/m/vocabulary")) == m.vocab_size
 

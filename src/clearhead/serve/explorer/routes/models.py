@@ -128,6 +128,7 @@ def model_card(loaded_model: LoadedModel) -> JSONDict:
     inference = model.config.inference
     architecture = m.architecture
     has_tokenizer = model.tokenizer is not None
+    views = available_views(model)
     encoder_layers = (
         architecture.encoder_layers if isinstance(architecture, c.EncoderDecoder) else 0
     )
@@ -159,12 +160,12 @@ def model_card(loaded_model: LoadedModel) -> JSONDict:
         "head": m.head.kind,
         "labels": list(inference.labels),
         "mask_token": list(inference.mask_token),
-        "has_chat": bool(inference.chat_template) and has_tokenizer,
+        "has_chat": "chat" in views,
         "reads_text": isinstance(m.main_input, c.Tokens) and has_tokenizer,
         "reads_images": isinstance(m.main_input, c.Images),
         "reads_audio": isinstance(m.main_input, c.MelSpectrogram),
         "has_training_trace": has_training_trace(path),
-        "views": available_views(model),
+        "views": views,
         "examples": {**example_inputs(model), "file": example_file(path)},
     }
 
@@ -182,6 +183,7 @@ def available_views(model: Model) -> list[str]:
     has_encoder = isinstance(m.architecture, c.EncoderDecoder)
     reads_text = isinstance(m.main_input, c.Tokens)
     has_words = isinstance(m.input, c.Tokens) and model.tokenizer is not None
+    is_language_model = isinstance(m.head, c.LMHead) and isinstance(m.architecture, c.Decoder)
     is_classifier = isinstance(m.head, c.ClassificationHead | c.RegressionHead)
     views = {
         "machine": True,
@@ -189,13 +191,13 @@ def available_views(model: Model) -> list[str]:
         "position": True,
         "attention": True,
         "block": True,
-        "predict": isinstance(m.head, c.LMHead) and isinstance(m.architecture, c.Decoder),
+        "predict": is_language_model,
         "lens": not isinstance(m.head, c.NoHead),
         "vectors": has_words,
         "translate": has_encoder,
         "classify": reads_text and is_classifier,
         "fill": bool(inference.mask_token) and isinstance(m.head, c.MLMHead),
-        "chat": bool(inference.chat_template) and has_words,
+        "chat": bool(model.chat_template) and has_words and is_language_model,
         "patches": not reads_text,
         "compare": True,
         "tour": True,
