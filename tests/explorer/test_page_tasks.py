@@ -346,12 +346,25 @@ def test_image_classification_equals_the_library(client, models):
 
 
 def test_only_common_image_formats_are_read(client):
-    for kind in ("JPEG", "GIF", "WEBP", "EPS"):
+    for kind in ("JPEG", "GIF", "WEBP", "EPS", "PPM", "BMP", "TIFF"):
         body = {"model": "pictures", "image": png(kind=kind)}
-        if kind == "EPS":
+        if kind in ("EPS", "PPM", "BMP", "TIFF"):
             assert "the upload is not an image" in error(client, "patches", **body)
         else:
             assert request(client, "patches", **body)["steps"]
+
+
+def test_uploads_that_take_long_to_decode_are_refused(client):
+    def image_error(image):
+        return error(client, "patches", model="pictures", image=image)
+
+    assert "per side" in image_error(png(size=(9000, 2)))
+    assert "16,000,000 pixels" in image_error(png(size=(4001, 4000)))
+    held = io.BytesIO()
+    Image.new("L", (16, 16)).save(held, "JPEG", progressive=True)
+    start = held.getvalue().rindex(b"\xff\xda")
+    scan = held.getvalue()[start:-2]
+    assert "scans" in image_error(base64.b64encode(held.getvalue() + 200 * scan).decode())
 
 
 @pytest.mark.parametrize(

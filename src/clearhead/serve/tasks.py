@@ -48,6 +48,7 @@ from clearhead.serve.scheduler import ModelWorker
 
 TASK_PATHS = ("/classify", "/fill", "/translate")
 MAX_TEXTS_PER_TURN = 8
+MAX_SENTENCES = 2048  # of one request
 MAX_BEAMS_PER_TURN = 40  # texts × beams
 
 T = TypeVar("T")
@@ -175,6 +176,8 @@ def add_task_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> No
             )
             encoded = await tokenize(client, partial(translator.encode_texts, texts))
             rows = [ids for sentences in encoded for ids, _ in sentences if ids]
+            if len(rows) > MAX_SENTENCES:
+                raise APIError(f"Request has {len(rows)} sentences; the limit is {MAX_SENTENCES}.")
             max_rows = max(1, min(MAX_TEXTS_PER_TURN, MAX_BEAMS_PER_TURN // body.num_beams))
 
             def translate_turn(indices: list[int]) -> list[Translation]:

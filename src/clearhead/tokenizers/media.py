@@ -40,8 +40,10 @@ def read_pixels(image_input: ImageInput, config: Images) -> UInt8[Tensor, "chann
             f"model.input.num_channels must be 1 (gray) or 3 (color), got {config.num_channels}."
         )
     size = (config.image_size, config.image_size)
-    image = _upright_image(image_input).convert("RGBA")
-    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image = _upright_image(image_input)
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
     image = image.convert("L" if config.num_channels == 1 else "RGB")
     image = image.resize(size, Image.Resampling[config.resample.upper()])
     pixels = torch.from_numpy(np.array(image)).view(*size, config.num_channels)
@@ -56,20 +58,27 @@ def normalize_pixels(
     return (pixels / 255 - mean) / std
 
 
-def open_image(file: str | Path | BinaryIO, name: object) -> Image.Image:
+def open_image(
+    file: str | Path | BinaryIO,
+    name: object,
+    *,
+    formats: tuple[str, ...] = IMAGE_FORMATS,
+    max_pixels: int = MAX_IMAGE_PIXELS,
+) -> Image.Image:
     """Open an image file; other formats and too many pixels are rejected before it is decoded."""
     try:
-        image = Image.open(file, formats=IMAGE_FORMATS)
+        image = Image.open(file, formats=formats)
     except UnidentifiedImageError:
+        supported = ", ".join(formats)
         raise ClearheadError(
-            f"{name} is not an image in a supported format (PNG, JPEG, GIF, WebP, …)."
+            f"{name} is not an image in a supported format ({supported})."
         ) from None
     except IMAGE_ERRORS as error:
         raise cannot_read(name, cast(Exception, error)) from None
-    if image.width * image.height > MAX_IMAGE_PIXELS:
+    if image.width * image.height > max_pixels:
         raise ClearheadError(
             f"{name} is too large: {image.width} × {image.height} pixels; at most "
-            f"{MAX_IMAGE_PIXELS:,} pixels are allowed."
+            f"{max_pixels:,} pixels are allowed."
         )
     return image
 
