@@ -125,3 +125,10 @@ def test_panics_while_decoding_are_errors(tmp_path):
     tokenizer = ch.Tokenizer.load(write(tmp_path, {"a" * 40 + "c": 0}, decoder=decoder))
     with pytest.raises(ClearheadError, match="cannot decode"):
         tokenizer.decode([0])
+
+
+def test_character_maps_must_contain_their_trie(tmp_path):
+    """The library would allocate 8 GB for this one before it reports an error."""
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "//////8="}
+    with pytest.raises(ClearheadError, match="character map"):
+        ch.Tokenizer.load(write(tmp_path, normalizer=normalizer))

@@ -16,6 +16,8 @@ MAX_GROWTH = 64  # characters that a tokenizer makes of one; NFKC makes 18 at mo
 # A regular expression without these matches no empty string, where it would insert text.
 EMPTY_MATCH = re.compile(r"[*?^$|]|\(\)|\{[0,]|\\[bByYAzZGK]")
 
+CHARACTER_MAP = re.compile(r'"precompiled_charsmap"\s*:\s*"([^"]*)"')
+
 Step = dict[str, Any]  # a normalizer, pre-tokenizer or decoder as JSON
 
 
@@ -29,6 +31,14 @@ def check_token_ids(tokenizer_json: str) -> None:
         ids += fields["model"]["vocab"].values()
     if ids and max(ids) > MAX_TOKEN_ID:
         raise ClearheadError(f"the token id {max(ids)} exceeds {MAX_TOKEN_ID:,}.")
+
+
+def check_character_maps(tokenizer_json: str) -> None:
+    """Raise if a character map is smaller than its trie, which the library would allocate."""
+    for encoded in CHARACTER_MAP.findall(tokenizer_json):
+        charsmap = base64.b64decode(encoded)
+        if len(charsmap) < 4 or int.from_bytes(charsmap[:4], "little") > len(charsmap) - 4:
+            raise ClearheadError("the character map of its normalizer is truncated.")
 
 
 def check_growth(backend: tk.Tokenizer) -> None:

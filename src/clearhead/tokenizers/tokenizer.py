@@ -25,7 +25,7 @@ from clearhead.errors import (
     with_index,
 )
 from clearhead.io import write_atomic
-from clearhead.tokenizers.limits import check_growth, check_token_ids
+from clearhead.tokenizers.limits import check_character_maps, check_growth, check_token_ids
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_KINDS = ("bpe", "characters", "bytes")  # that can be made from texts
@@ -209,6 +209,7 @@ class Tokenizer:
             except OSError as error:
                 raise cannot_read(path, error) from None
             check_token_ids(text)
+            check_character_maps(text)
             backend = tk.Tokenizer.from_str(text)
             check_growth(backend)
             return cls(backend)
