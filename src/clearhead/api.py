@@ -16,7 +16,7 @@ from clearhead.data.batch import Batch, encode_texts, make_batch
 from clearhead.errors import ClearheadError, check_int, check_type, warn, with_index
 from clearhead.generate import backends
 from clearhead.generate import chat as chats
-from clearhead.generate.beam_generation import (
+from clearhead.generate.beam_search_texts import (
     BeamResult,
     BeamSearchConfig,
     Prefix,
@@ -25,15 +25,7 @@ from clearhead.generate.beam_generation import (
 )
 from clearhead.generate.chat import ChatSession
 from clearhead.generate.chat_template_process import Message
-from clearhead.generate.generation import (
-    EnginePool,
-    Generation,
-    GenerationStream,
-    TextChunk,
-    check_can_generate,
-    group_samples,
-    with_choices,
-)
+from clearhead.generate.engine import EnginePool
 from clearhead.generate.sampling import (
     MAX_SEED,
     SamplingConfig,
@@ -55,6 +47,14 @@ from clearhead.generate.tasks import (
     pool_hidden,
     score_texts,
 )
+from clearhead.generate.text_generation import (
+    Generation,
+    GenerationStream,
+    TextChunk,
+    check_can_generate,
+    group_samples,
+    with_choices,
+)
 from clearhead.generate.translation import Translation, Translator
 from clearhead.hooks import NO_HOOKS, Hooks, Recorder, Selector, force_eager
 from clearhead.lens.activation_cache import ActivationCache
@@ -62,8 +62,9 @@ from clearhead.lens.edits import Edits, check_edits
 from clearhead.lens.hook_points import matching_names
 from clearhead.model.transformer import EditedTransformer, Transformer, build_transformer, eval_mode
 from clearhead.tokenizers.tokenizer import Tokenizer
-from clearhead.weights.checkpoint import Checkpoint, Placement
+from clearhead.weights.checkpoint import Checkpoint
 from clearhead.weights.load import load_model, save_model
+from clearhead.weights.tensors import Placement
 
 MAX_SAMPLES = 1000  # of one prompt
 

@@ -19,8 +19,8 @@ from clearhead.weights.bundled import (
     bundled_models,
     bundled_path,
 )
-from clearhead.weights.checkpoint import SafetensorsReader
 from clearhead.weights.model_cards import CARD_FILE, read_card, update_card
+from clearhead.weights.tensors import SafetensorsReader
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = typer.main.get_command(app).commands

@@ -10,7 +10,7 @@ from plural_pairs import DIRECTION, HUNDRED
 import clearhead as ch
 from clearhead.cli.demo import SENTENCE, find_example_head
 from clearhead.lens.attention import word_attention
-from clearhead.serve.explorer.routes.models import MOVIE_REVIEWS
+from clearhead.serve.explorer.example_inputs import MOVIE_REVIEWS
 from clearhead.weights.bundled import bundled_models
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,8 @@ from clearhead.cli.common import parse_config_flags
 from clearhead.cli.examples import EXAMPLES
 from clearhead.cli.main import app
 from clearhead.cli.see import VIEW_OPTIONS
-from clearhead.config.parse import apply_overrides, dataclass_from_dict, dataclass_to_dict
+from clearhead.config.parse import apply_overrides, dataclass_from_dict
+from clearhead.config.serialize import dataclass_to_dict
 from clearhead.lab.experiment import expand_grid
 from clearhead.train.train import load_config
 from clearhead.weights.bundled import bundled_models

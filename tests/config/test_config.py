@@ -10,7 +10,8 @@ from hypothesis import given
 
 import clearhead as ch
 from clearhead.config.model import Attention, Config, Dropout, ModelConfig, Sinusoidal
-from clearhead.config.parse import HUGGING_FACE_OPTIONS, diff_trees
+from clearhead.config.parse import HUGGING_FACE_OPTIONS
+from clearhead.config.serialize import diff_trees
 from clearhead.config.training import Adam, Muon, TrainConfig
 from clearhead.model.transformer import build_transformer
 from strategies import models

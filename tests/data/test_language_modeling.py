@@ -11,8 +11,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from clearhead.data import language_modeling
+from clearhead.data.dataset import shuffled_indices
 from clearhead.data.language_modeling import LanguageModelingDataset, MaskedLanguageModelingDataset
-from clearhead.data.packed_batch import IGNORE_INDEX, PackedBatch, count_targets, shuffled_indices
+from clearhead.data.packed_batch import IGNORE_INDEX, PackedBatch, count_targets
 from clearhead.data.token_cache import TokenizedCorpus
 from clearhead.errors import ClearheadError
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead.config.model import InferenceConfig
-from clearhead.data.packed_batch import IGNORE_INDEX, PackedBatch, shuffled_indices
+from clearhead.data.dataset import shuffled_indices
+from clearhead.data.packed_batch import IGNORE_INDEX, PackedBatch
 from clearhead.data.pairs import (
     EncodedPair,
     SentencePair,

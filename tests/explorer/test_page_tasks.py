@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 import clearhead as ch
-from clearhead.serve.explorer.routes.models import MOVIE_REVIEWS, example_inputs
+from clearhead.serve.explorer.example_inputs import MOVIE_REVIEWS, example_inputs
 from page_site import page_client
 
 WORDS = ch.Tokenizer.bytes(("<|end|>", "<|mask|>"))

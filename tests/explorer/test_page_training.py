@@ -8,7 +8,7 @@ import torch
 
 import clearhead as ch
 from clearhead.lens.training_trace import read_training_trace
-from clearhead.serve.explorer.routes.models import run_folder
+from clearhead.serve.explorer.routes.training import run_folder
 from clearhead.serve.registry import ModelRegistry
 from page_site import page_client
 

@@ -9,8 +9,8 @@ from test_beam_search import PROMPTS, full_pass_logprobs, peer, sharp, tiny, tok
 import clearhead as ch
 from beams import beam_search
 from clearhead.errors import ClearheadError
-from clearhead.generate.beam_generation import beam_alternatives
 from clearhead.generate.beam_search import BeamRules, BeamSearch, blockwise_topk
+from clearhead.generate.beam_search_texts import beam_alternatives
 
 OPTIONS = {"num_beams": 3, "n_best": 3, "max_tokens": 8}
 EVEN = [

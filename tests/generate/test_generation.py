@@ -6,8 +6,8 @@ import torch
 import clearhead as ch
 from clearhead.config.model import InferenceConfig
 from clearhead.generate.engine import BatchEngine, Request, TokenLogprob
-from clearhead.generate.generation import GenerationStream, OutputSequence
 from clearhead.generate.sampling import SamplingConfig
+from clearhead.generate.text_generation import GenerationStream, OutputSequence
 
 
 def test_stop_string_ends_the_text():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.generate import beam_search_cuda, generation
+from clearhead.generate import beam_search_cuda, engine
 from clearhead.generate.beam_search import BeamRules, BeamSearch
 from clearhead.generate.engine import BatchEngine
 
@@ -17,7 +17,7 @@ def model(monkeypatch):
     """A model that caches its engine as on a GPU."""
     monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
     monkeypatch.setattr(
-        generation, "BatchEngine", lambda *args, use_cuda_graphs=False: BatchEngine(*args)
+        engine, "BatchEngine", lambda *args, use_cuda_graphs=False: BatchEngine(*args)
     )
     return ch.new("tiny-decoder", vocab_size=256, tokenizer=ch.Tokenizer.bytes(), seed=2)
 

@@ -9,7 +9,7 @@ import clearhead as ch
 from clearhead.serve import registry as registry_module
 from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry, default_memory_limit, parse_model_paths
-from clearhead.weights.checkpoint import Placement
+from clearhead.weights.tensors import Placement
 from serving import tiny_writer
 
 MODEL_BYTES = ModelRegistry.from_models({"a": tiny_writer()}).num_bytes

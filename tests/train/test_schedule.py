@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.config.model import Config
-from clearhead.config.parse import dataclass_from_dict, dataclass_to_toml
+from clearhead.config.parse import dataclass_from_dict
+from clearhead.config.serialize import dataclass_to_toml
 from clearhead.config.training import (
     WSD,
     Adam,

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 import clearhead as ch
 from clearhead import io
 from clearhead.weights import checkpoint
+from clearhead.weights.tensors import SAFETENSORS_DTYPES, SafetensorsReader
 
 load = functools.partial(ch.load, device="cpu")
 
@@ -69,7 +70,7 @@ def test_overwritten_and_truncated_files_do_not_change_a_loaded_model(format, tm
     assert torch.equal(again.logits([7, 8, 9]), model.logits([7, 8, 9]))
 
 
-@pytest.mark.parametrize("dtype", checkpoint.SAFETENSORS_DTYPES.values(), ids=str)
+@pytest.mark.parametrize("dtype", SAFETENSORS_DTYPES.values(), ids=str)
 def test_tensors_of_every_dtype_and_shape_are_read(tmp_path, dtype):
     values = torch.arange(24) % 2 if dtype == torch.bool else torch.arange(24)
     tensors = {
@@ -78,7 +79,7 @@ def test_tensors_of_every_dtype_and_shape_are_read(tmp_path, dtype):
         "scalar": values[1].to(dtype).clone(),
     }
     save_file(tensors, tmp_path / "a.safetensors", {"format": "pt"})
-    reader = checkpoint.SafetensorsReader([tmp_path / "a.safetensors"])
+    reader = SafetensorsReader([tmp_path / "a.safetensors"])
     for name, tensor in tensors.items():
         read = reader.get_tensor(name)
         assert (read.dtype, read.shape) == (tensor.dtype, tensor.shape)

@@ -24,8 +24,8 @@ import clearhead as ch
 from clearhead import config as c
 from clearhead.config.model import InferenceConfig
 from clearhead.generate.engine import BatchEngine
-from clearhead.generate.generation import GenerationStream
 from clearhead.generate.sampling import SamplingConfig
+from clearhead.generate.text_generation import GenerationStream
 from clearhead.model.transformer import build_transformer
 from clearhead.weights import export_onnx
 from clearhead.weights.checkpoint import Checkpoint, export_tokenizers

@@ -13,7 +13,7 @@ from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
     from clearhead.generate.chat import ChatSession
-    from clearhead.generate.generation import TextChunk
+    from clearhead.generate.text_generation import TextChunk
 
 DEFAULT_CHAT_MODEL = "smollm2-135m-instruct"
 FALLBACK_MODEL = "story"

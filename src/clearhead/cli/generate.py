@@ -28,8 +28,8 @@ from clearhead.errors import ClearheadError, check_int
 
 if TYPE_CHECKING:
     from clearhead.api import Model
-    from clearhead.generate.beam_generation import BeamResult
-    from clearhead.generate.generation import Generation
+    from clearhead.generate.beam_search_texts import BeamResult
+    from clearhead.generate.text_generation import Generation
 
 
 def generate(

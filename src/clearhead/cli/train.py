@@ -87,7 +87,8 @@ def train(
 
 
 def train_vectors(options: Mapping[str, object], output: Path) -> None:
-    from clearhead.config.parse import apply_overrides, dataclass_from_dict, dataclass_to_dict
+    from clearhead.config.parse import apply_overrides, dataclass_from_dict
+    from clearhead.config.serialize import dataclass_to_dict
     from clearhead.word_vectors.skip_gram import Word2VecConfig, train_word_vectors
 
     defaults = dataclass_to_dict(Word2VecConfig())

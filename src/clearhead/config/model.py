@@ -9,18 +9,16 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from clearhead.config.options import kind, option
 from clearhead.config.parse import (
     ConfigDict,
     apply_overrides,
     dataclass_from_dict,
-    dataclass_to_dict,
-    dataclass_to_toml,
-    kind,
-    option,
     parse_field,
     read_config_file,
     type_hints,
 )
+from clearhead.config.serialize import dataclass_to_dict, dataclass_to_toml
 from clearhead.config.training import DataConfig, TrainConfig
 from clearhead.errors import ClearheadError, check_int
 

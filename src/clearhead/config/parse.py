@@ -1,4 +1,4 @@
-"""Read and write frozen dataclasses as TOML, JSON and --dotted.flags, strictly.
+"""Read frozen dataclasses from TOML, JSON and --dotted.flags, strictly.
 
 A union of dataclasses is a tagged union: its `kind` selects the class, and the name of the kind
 alone means the class with its defaults (`position = "rotary"`). Unknown keys and values are errors
@@ -11,7 +11,7 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -63,20 +63,6 @@ HUGGING_FACE_HINTS = {
 TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
-# --- declaring options
-def option(
-    help_text: str, default: Any, ge: int = 1, lt: int | None = None, le: int | None = None
-) -> Any:
-    """A dataclass field with a default, a help text, and the bounds of its numbers."""
-    metadata = {"help": help_text, "ge": ge, "lt": lt, "le": le}
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-def kind(help_text: str, name: str) -> Any:
-    """The tag of one class of a tagged union."""
-    return dataclasses.field(default=name, metadata=option(help_text, name).metadata, kw_only=True)
-
-
 # --- from plain values
 type_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
@@ -89,10 +75,10 @@ def dataclass_from_dict(cls: type[T], value: object, path: str = "") -> T:
     for key in value:
         if key not in hints:
             raise ClearheadError(
-                f"{_join_path(path, key)} is not an option; {_suggest_option(hints, key, path)}"
+                f"{join_path(path, key)} is not an option; {_suggest_option(hints, key, path)}"
             )
     options = {
-        key: parse_field(hints[key], item, _join_path(path, key)) for key, item in value.items()
+        key: parse_field(hints[key], item, join_path(path, key)) for key, item in value.items()
     }
     return cls(**options)
 
@@ -103,7 +89,7 @@ def _suggest_option(hints: Mapping[str, Any], key: object, path: str) -> str:
     Names of Hugging Face count as ours if this section has the option.
     """
     ours = HUGGING_FACE_OPTIONS.get(str(key), "")
-    prefix = _join_path(path, "")
+    prefix = join_path(path, "")
     if ours.startswith(prefix) and ours.removeprefix(prefix).split(".")[0] in hints:
         return f"did you mean {ours!r}?"
     if key in HUGGING_FACE_HINTS and path == "train" and "max_steps" in hints:
@@ -111,7 +97,7 @@ def _suggest_option(hints: Mapping[str, Any], key: object, path: str) -> str:
     for name, hint in hints.items():
         for cls in typing.get_args(hint) or (hint,):
             if dataclasses.is_dataclass(cls) and key in type_hints(cls):
-                return f"did you mean {_join_path(path, f'{name}.{key}')!r}?"
+                return f"did you mean {join_path(path, f'{name}.{key}')!r}?"
     return suggest(str(key), hints)
 
 
@@ -163,7 +149,7 @@ def _parse_tagged(classes: tuple[type, ...], value: object, path: str) -> Any:
     return dataclass_from_dict(class_of_kind[name], table, path)
 
 
-def _join_path(path: str, key: object) -> str:
+def join_path(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
@@ -295,54 +281,3 @@ def parse_flag_value(text: object) -> object:
     if len(values) == 1 and isinstance(values[0], bool | int | float | str | list | dict):
         return values[0]
     return text
-
-
-# --- to plain values
-def dataclass_to_dict(value: Any) -> ConfigDict:
-    """Nested dictionaries that JSON can store and `dataclass_from_dict` reads."""
-    return json.loads(json.dumps(dataclasses.asdict(value)))
-
-
-def dataclass_to_toml(value: Any) -> str:
-    """TOML with a comment per option; it reads back to the same value."""
-    return "\n".join(_toml_lines(value, "")).strip() + "\n"
-
-
-def _toml_lines(value: Any, path: str) -> Iterator[str]:
-    kind_first = sorted(dataclasses.fields(value), key=lambda field: field.name != "kind")
-    fields = [(field, getattr(value, field.name)) for field in kind_first]
-    if path:
-        yield f"\n[{path}]"
-    for field, item in fields:
-        if not dataclasses.is_dataclass(item):
-            line = f"{field.name} = {format_toml_value(item)}"
-            yield f"{line:<28} # {field.metadata['help']}"
-    for field, item in fields:
-        if dataclasses.is_dataclass(item):
-            yield from _toml_lines(item, _join_path(path, field.name))
-
-
-def format_toml_value(value: object) -> str:
-    """Format a value as TOML on one line."""
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(format_toml_value, value)) + "]"
-    if isinstance(value, Mapping):
-        items = (f"{name} = {format_toml_value(item)}" for name, item in value.items())
-        return "{" + ", ".join(items) + "}"
-    text = json.dumps(value, ensure_ascii=False)
-    return text.replace("\x7f", "\\u007f")  # the only character that JSON but not TOML allows as is
-
-
-# --- comparing
-def diff_trees(a: ConfigDict, b: ConfigDict, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Options that differ, as (path, value in a, value in b); a missing option is None."""
-    if a.get("kind") != b.get("kind"):
-        yield path.rstrip("."), a.get("kind"), b.get("kind")
-        return
-    for key in a | b:
-        left = a.get(key)
-        right = b.get(key)
-        if isinstance(left, dict) and isinstance(right, dict):
-            yield from diff_trees(left, right, f"{path}{key}.")
-        elif left != right:
-            yield path + key, left, right

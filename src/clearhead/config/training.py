@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from clearhead.config.parse import kind, option
+from clearhead.config.options import kind, option
 from clearhead.errors import ClearheadError
 
 PEAK_LR = "learning rate at the peak of the schedule"

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from clearhead.data.batch import truncated_lengths
+from clearhead.data.dataset import shuffled_indices
 from clearhead.data.encoding import encode_records
-from clearhead.data.packed_batch import PackedBatch, shuffled_indices
+from clearhead.data.packed_batch import PackedBatch
 from clearhead.data.readers import DataReport, is_valid_unicode, read_records
 from clearhead.errors import ClearheadError
 from clearhead.tokenizers.tokenizer import Tokenizer

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from clearhead.data.packed_batch import IGNORE_INDEX, PackedBatch, select_rows, shuffled_indices
+from clearhead.data.dataset import select_rows, shuffled_indices
+from clearhead.data.packed_batch import IGNORE_INDEX, PackedBatch
 from clearhead.data.token_cache import TokenizedCorpus
 from clearhead.errors import ClearheadError
 

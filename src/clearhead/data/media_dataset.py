@@ -14,7 +14,8 @@ from torch import Tensor
 
 from clearhead.config.model import Images, MelSpectrogram
 from clearhead.data.classification import label_id, label_names, stratified_split
-from clearhead.data.packed_batch import PackedBatch, seeded_generator, select_rows
+from clearhead.data.dataset import seeded_generator, select_rows
+from clearhead.data.packed_batch import PackedBatch
 from clearhead.data.readers import DataReport, open_input, read_at_most, visible_files
 from clearhead.errors import ClearheadError, cannot_read, reraise_as
 from clearhead.tokenizers.media import log_mel, normalize_pixels, read_audio, read_pixels

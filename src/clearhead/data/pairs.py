@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from clearhead.config.model import InferenceConfig
+from clearhead.data.dataset import shuffled_indices
 from clearhead.data.encoding import encode_records
-from clearhead.data.packed_batch import IGNORE_INDEX, PackedBatch, shuffled_indices
+from clearhead.data.packed_batch import IGNORE_INDEX, PackedBatch
 from clearhead.data.readers import (
     MAX_RECORD_BYTES,
     DataReport,

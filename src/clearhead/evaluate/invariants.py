@@ -21,8 +21,9 @@ from clearhead.lens.argument_checks import check_model
 from clearhead.model.attention import cross_attention_mask, eager_attention, fused_attention
 from clearhead.model.int8 import is_quantized
 from clearhead.model.transformer import Transformer, eval_mode
-from clearhead.weights.checkpoint import Checkpoint, Placement
+from clearhead.weights.checkpoint import Checkpoint
 from clearhead.weights.load import load_model, save_model
+from clearhead.weights.tensors import Placement
 
 if TYPE_CHECKING:
     from clearhead.api import Model

@@ -9,13 +9,13 @@ from clearhead.config.model import InferenceConfig
 from clearhead.errors import ClearheadError, suggest
 from clearhead.generate.chat_template_process import Message, render_chat_template
 from clearhead.generate.engine import BatchEngine
-from clearhead.generate.generation import (
+from clearhead.generate.sampling import MAX_SEED, AnswerOptions, SamplingConfig, check_option_names
+from clearhead.generate.text_generation import (
     Generation,
     GenerationStream,
     TextChunk,
     check_can_generate,
 )
-from clearhead.generate.sampling import MAX_SEED, AnswerOptions, SamplingConfig, check_option_names
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

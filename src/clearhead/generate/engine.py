@@ -23,7 +23,7 @@ from clearhead.errors import ClearheadError, NonFiniteError
 from clearhead.generate.sampling import Sampler, SamplingConfig, rng_key
 from clearhead.kernels import GRAPH_CAPTURE_MODE, TRITON_AVAILABLE, can_use_triton
 from clearhead.model.kv_cache import ModelCache
-from clearhead.model.transformer import Transformer, eval_mode
+from clearhead.model.transformer import EditedTransformer, Transformer, eval_mode
 
 if TRITON_AVAILABLE:
     from clearhead.generate.fused_decode import FusedDecoder, supports_fused_decode
@@ -666,3 +666,56 @@ def check_prompt_length(num_prompt: int, max_tokens: int, context_length: int) -
             f"{num_prompt} prompt tokens and max_tokens = {max_tokens} exceed the context of "
             f"{context_length}; set max_tokens to at most {context_length - num_prompt}, {hint}"
         )
+
+
+DEFAULT_SLOTS = {"cpu": 16, "cuda": 64}  # texts that are generated at the same time
+MIN_GRAPH_TOKENS = 16  # recording CUDA graphs pays off from this many tokens on
+
+
+class EnginePool:
+    """Creates engines for a network. On a GPU it keeps the last one, with its recorded CUDA graphs.
+
+    A kept engine serves one stream at a time; concurrent streams get engines of their own.
+    """
+
+    def __init__(self) -> None:
+        self.cached: BatchEngine | None = None
+
+    def get(
+        self,
+        net: Transformer,
+        inference: InferenceConfig,
+        vocab_size: int | None,
+        num_texts: int,
+        max_length: int,
+        config: SamplingConfig,
+    ) -> BatchEngine:
+        """An engine for texts of up to `max_length` tokens."""
+        vocab_size = vocab_size or net.config.vocab_size
+        is_cuda = next(net.parameters()).is_cuda
+        slots = min(num_texts, DEFAULT_SLOTS["cuda" if is_cuda else "cpu"])
+        capacity = min(max_length, net.context_length)
+        can_record = config.max_tokens >= MIN_GRAPH_TOKENS and not isinstance(
+            net, EditedTransformer
+        )
+        if not is_cuda or not can_record:
+            return BatchEngine(net, inference, slots, capacity, vocab_size)
+        engine = self.cached
+        if (
+            engine is not None
+            and engine.slots >= slots
+            and engine.capacity >= capacity
+            and engine.inference == inference
+            and engine.runner.matches(net, vocab_size)
+            and engine.try_acquire()
+            and engine.is_idle
+        ):
+            engine.clear_prefix_cache()
+            return engine
+        rounded_capacity = min(net.context_length, max(256, 1 << (capacity - 1).bit_length()))
+        engine = BatchEngine(
+            net, inference, slots, rounded_capacity, vocab_size, use_cuda_graphs=True
+        )
+        engine.try_acquire()
+        self.cached = engine
+        return engine

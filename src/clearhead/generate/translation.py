@@ -11,7 +11,7 @@ from torch import Tensor
 from clearhead.config.model import Config, EncoderDecoder, InferenceConfig, Tokens
 from clearhead.data.batch import Batch, batches_by_length, unpad
 from clearhead.errors import ClearheadError, InputTextError, check_int, with_index
-from clearhead.generate.beam_generation import (
+from clearhead.generate.beam_search_texts import (
     BeamResult,
     BeamSearchConfig,
     beam_search_rules,
@@ -19,8 +19,8 @@ from clearhead.generate.beam_generation import (
     encode_prefixes,
 )
 from clearhead.generate.engine import TokenLogprob
-from clearhead.generate.generation import with_choices
 from clearhead.generate.teacher_forcing import teacher_forcing_batch, token_logprobs
+from clearhead.generate.text_generation import with_choices
 from clearhead.hooks import Recorder
 from clearhead.model.transformer import Transformer, eval_mode
 from clearhead.tokenizers.tokenizer import Tokenizer

@@ -24,14 +24,13 @@ import torch
 from clearhead import __version__
 from clearhead import config as c
 from clearhead.config.model import Config
-from clearhead.config.parse import (
-    dataclass_from_dict,
+from clearhead.config.options import option
+from clearhead.config.parse import dataclass_from_dict, read_config_file
+from clearhead.config.serialize import (
     dataclass_to_dict,
     dataclass_to_toml,
     diff_trees,
     format_toml_value,
-    option,
-    read_config_file,
 )
 from clearhead.config.training import DataConfig
 from clearhead.data.readers import STDIN

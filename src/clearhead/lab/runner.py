@@ -20,7 +20,7 @@ import torch
 
 from clearhead.api import load
 from clearhead.config.model import Config, Learned
-from clearhead.data.packed_batch import Dataset
+from clearhead.data.dataset import Dataset
 from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
 from clearhead.io import LockedError, file_lock
@@ -43,8 +43,8 @@ from clearhead.train.train import Display, MakeDisplay, no_display, no_echo, run
 from clearhead.train.train_step import validation_loss
 from clearhead.train.trainer import DivergenceError, Trainer
 from clearhead.train.training_data import TokenizerSource, load_training_data
-from clearhead.weights.checkpoint import Placement
 from clearhead.weights.load import load_model
+from clearhead.weights.tensors import Placement
 
 MIN_REPORTED_SECONDS = 10.0  # a report after shorter runs would take a large part of the time
 POLL_SECONDS = 1.0  # between two looks at the runs of other processes

@@ -19,7 +19,7 @@ from clearhead.lens.hook_points import ATTENTION_KINDS, AttentionKind
 from clearhead.lens.logit_lens import LogitLens
 from clearhead.lens.tokens import REGRESSION_LABEL
 from clearhead.lens.view import View, label_axes
-from clearhead.weights.checkpoint import SafetensorsReader
+from clearhead.weights.tensors import SafetensorsReader
 
 TRACE_FOLDER = "activations"
 TRACE_INDEX = "index.json"

@@ -22,8 +22,8 @@ from clearhead.errors import ClearheadError, suggest
 from clearhead.generate.chat import encode_chat, turn_config
 from clearhead.generate.detokenizer import REPLACEMENT_CHARACTER, IncrementalDetokenizer
 from clearhead.generate.engine import TokenLogprob
-from clearhead.generate.generation import OutputSequence, TextChunk
 from clearhead.generate.sampling import MAX_COUNT, SamplingConfig
+from clearhead.generate.text_generation import OutputSequence, TextChunk
 from clearhead.serve.errors import APIError, JSONDict
 from clearhead.serve.limits import Limits
 from clearhead.serve.middleware import MAX_NAME_CHARS

@@ -22,7 +22,7 @@ from clearhead.serve.limits import Limits
 from clearhead.serve.metrics import Metrics, ModelCollector
 from clearhead.serve.middleware import MAX_NAME_CHARS
 from clearhead.serve.scheduler import BatchCapacity, FairThreads, ModelWorker, stopping_error
-from clearhead.weights.checkpoint import Placement
+from clearhead.weights.tensors import Placement
 from clearhead.word_vectors.vectors import Vectors, vectors
 
 MAX_LISTED_NAMES = 8  # an error for an unknown name lists all names up to this many

@@ -18,14 +18,9 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from clearhead.api import Model
 from clearhead.errors import ClearheadError
-from clearhead.generate.engine import BatchEngine, Request
-from clearhead.generate.generation import (
-    DEFAULT_SLOTS,
-    OutputSequence,
-    TextChunk,
-    check_can_generate,
-)
+from clearhead.generate.engine import DEFAULT_SLOTS, BatchEngine, Request
 from clearhead.generate.sampling import SamplingConfig
+from clearhead.generate.text_generation import OutputSequence, TextChunk, check_can_generate
 from clearhead.model.kv_cache import ModelCache
 from clearhead.serve.errors import APIError
 from clearhead.serve.limits import Limits, Quota

@@ -18,7 +18,7 @@ from pydantic import Field
 from clearhead.api import Model
 from clearhead.data.batch import Batch, batches_by_length
 from clearhead.errors import with_index
-from clearhead.generate.beam_generation import BeamSearchConfig, encode_prefixes
+from clearhead.generate.beam_search_texts import BeamSearchConfig, encode_prefixes
 from clearhead.generate.tasks import (
     Classification,
     check_texts_not_empty,

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from clearhead import config as c
 from clearhead.data.batch import Batch, make_batch
-from clearhead.data.packed_batch import Dataset, PackedBatch
+from clearhead.data.dataset import Dataset
+from clearhead.data.packed_batch import PackedBatch
 from clearhead.errors import ClearheadError
 from clearhead.hooks import Recorder, force_eager, select_all
 from clearhead.io import atomic_path, write_json

@@ -31,7 +31,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead.config.model import Config
-from clearhead.config.parse import ConfigDict, Schema, diff_trees, read_json_as
+from clearhead.config.parse import ConfigDict, Schema, read_json_as
+from clearhead.config.serialize import diff_trees
 from clearhead.config.training import DataConfig
 from clearhead.data.media_dataset import AUDIO_SUFFIXES, IMAGE_SUFFIXES, idx_labels_path
 from clearhead.data.readers import TEXT_SUFFIXES, glob_files, visible_files
@@ -42,13 +43,10 @@ from clearhead.train.strategy import SingleProcess
 from clearhead.weights.checkpoint import (
     WEIGHTS_FILE,
     Checkpoint,
-    Placement,
-    SafetensorsReader,
     atomic_model_folder,
-    load_weights,
-    open_safetensors,
     save_checkpoint,
 )
+from clearhead.weights.tensors import Placement, SafetensorsReader, load_weights, open_safetensors
 
 RUN_FILE = "run.json"
 FINGERPRINT_FILE = "data_fingerprints.json"

@@ -15,8 +15,9 @@ import torch
 from clearhead import __version__
 from clearhead import config as c
 from clearhead.config.model import parameters_by_part
-from clearhead.config.parse import Schema, diff_trees, read_json_as
+from clearhead.config.parse import Schema, read_json_as
 from clearhead.config.presets import MEASURED_ON, presets
+from clearhead.config.serialize import diff_trees
 from clearhead.errors import ClearheadError
 from clearhead.io import read_log, write_atomic, write_json
 from clearhead.lens.training_trace import TRACE_FOLDER

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from clearhead.config.model import ClassificationHead, Config, LMHead
-from clearhead.config.parse import diff_trees, read_config_file
+from clearhead.config.parse import read_config_file
 from clearhead.config.presets import presets
+from clearhead.config.serialize import diff_trees
 from clearhead.data.classification import LabeledTextDataset
 from clearhead.data.readers import STDIN, DataReport
 from clearhead.errors import ClearheadError, check_type, suggest, suggest_file
@@ -47,8 +48,9 @@ from clearhead.train.throughput import Throughput, format_duration
 from clearhead.train.trainer import Progress, Trainer, TrainResult
 from clearhead.train.training_data import TokenizerSource, load_training_data
 from clearhead.weights.bundled import bundled_models
-from clearhead.weights.checkpoint import Checkpoint, Placement
+from clearhead.weights.checkpoint import Checkpoint
 from clearhead.weights.load import load_model, load_tokenizers
+from clearhead.weights.tensors import Placement
 
 if TYPE_CHECKING:
     from clearhead.api import Model

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from clearhead.config.model import ClassificationHead
 from clearhead.config.training import TrainConfig
-from clearhead.data.packed_batch import Dataset, PackedBatch, count_targets
+from clearhead.data.dataset import Dataset
+from clearhead.data.packed_batch import PackedBatch, count_targets
 from clearhead.hooks import NO_HOOKS, Hooks
 from clearhead.kernels import TRITON_AVAILABLE, can_use_triton
 from clearhead.model.transformer import Transformer

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from clearhead.config.model import ClassificationHead, ModelConfig, RegressionHead
 from clearhead.config.training import TrainConfig
-from clearhead.data.packed_batch import Dataset, count_targets
+from clearhead.data.dataset import Dataset
+from clearhead.data.packed_batch import count_targets
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import Transformer
 from clearhead.train.checkpoint import LOG_FILE, CheckpointManager, LogWriter

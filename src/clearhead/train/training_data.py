@@ -18,6 +18,7 @@ from clearhead.data.classification import (
     read_labeled_texts,
     stratified_split,
 )
+from clearhead.data.dataset import Dataset
 from clearhead.data.language_modeling import LanguageModelingDataset, MaskedLanguageModelingDataset
 from clearhead.data.media_dataset import (
     MediaDataset,
@@ -25,7 +26,6 @@ from clearhead.data.media_dataset import (
     exclude_valid_media,
     load_media,
 )
-from clearhead.data.packed_batch import Dataset
 from clearhead.data.pairs import (
     EncodedPair,
     SentencePair,

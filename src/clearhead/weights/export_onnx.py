@@ -44,7 +44,8 @@ from clearhead.model.heads import LMHead
 from clearhead.model.kv_cache import NO_CACHE, ComputeKV, CrossKVCache, KeysValues, NoCache
 from clearhead.model.positions import NO_POSITION
 from clearhead.model.transformer import CrossAttentionBlock, Transformer, build_transformer
-from clearhead.weights.checkpoint import Checkpoint, Placement, export_tokenizers, load_weights
+from clearhead.weights.checkpoint import Checkpoint, export_tokenizers
+from clearhead.weights.tensors import Placement, load_weights
 
 ONNX_CONFIG_FILE = "onnx_config.json"
 EXTERNAL_DATA_BYTES = 1_500_000_000  # protobuf limits an ONNX file to 2 GB

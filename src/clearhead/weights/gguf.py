@@ -11,11 +11,12 @@ from gguf import GGUFValueType
 from torch import Tensor
 
 from clearhead import config as c
-from clearhead.config.parse import ConfigDict, dataclass_to_dict, diff_trees
+from clearhead.config.parse import ConfigDict
+from clearhead.config.serialize import dataclass_to_dict, diff_trees
 from clearhead.errors import ClearheadError, reraise_as, suggest
 from clearhead.model.positions import Rotary, inverse_frequencies
 from clearhead.tokenizers.gguf import read_gguf_tokenizer, write_gguf_tokenizer
-from clearhead.weights.checkpoint import Checkpoint, Placement, load_weights, meta_model
+from clearhead.weights.checkpoint import Checkpoint
 from clearhead.weights.families.gguf import GGUF_FAMILIES, ROPE_FACTORS
 from clearhead.weights.gguf_file import GGUFFile
 from clearhead.weights.huggingface import inline_special_tokens
@@ -27,6 +28,7 @@ from clearhead.weights.mapping import (
     read_weights,
     write_weights,
 )
+from clearhead.weights.tensors import Placement, load_weights, meta_model
 
 GGUF_FILE = "model.gguf"
 END_ROLES = ("eos", "eot", "eom")  # end of sequence, turn, message

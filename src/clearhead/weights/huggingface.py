@@ -13,12 +13,8 @@ from typing import Literal
 from safetensors.torch import save_file
 
 from clearhead import config as c
-from clearhead.config.parse import (
-    ConfigDict,
-    dataclass_from_dict,
-    dataclass_to_dict,
-    read_config_file,
-)
+from clearhead.config.parse import ConfigDict, dataclass_from_dict, read_config_file
+from clearhead.config.serialize import dataclass_to_dict
 from clearhead.errors import ClearheadError, reraise_as
 from clearhead.io import write_json
 from clearhead.tokenizers.huggingface import (
@@ -28,15 +24,7 @@ from clearhead.tokenizers.huggingface import (
     write_hf_tokenizer,
 )
 from clearhead.tokenizers.tokenizer import Tokenizer
-from clearhead.weights.checkpoint import (
-    EXPORT_FILE,
-    HF_CONFIG_FILE,
-    Checkpoint,
-    Placement,
-    SafetensorsReader,
-    load_weights,
-    meta_model,
-)
+from clearhead.weights.checkpoint import EXPORT_FILE, HF_CONFIG_FILE, Checkpoint
 from clearhead.weights.families.bert import BERT, ROFORMER
 from clearhead.weights.families.gpt2 import GPT2
 from clearhead.weights.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
@@ -58,6 +46,7 @@ from clearhead.weights.sentence_transformers import (
     read_sentence_transformers,
     write_sentence_transformers,
 )
+from clearhead.weights.tensors import Placement, SafetensorsReader, load_weights, meta_model
 
 HF_WEIGHTS_FILE = "model.safetensors"
 HF_INDEX_FILE = "model.safetensors.index.json"

@@ -22,11 +22,11 @@ from clearhead.weights.checkpoint import (
     HF_CONFIG_FILE,
     WEIGHTS_FILE,
     Checkpoint,
-    Placement,
     atomic_model_folder,
     load_checkpoint,
     load_checkpoint_tokenizers,
 )
+from clearhead.weights.tensors import Placement
 from clearhead.word_vectors.io import has_word_vectors
 
 # The function that writes each format; modules are imported when they are needed.

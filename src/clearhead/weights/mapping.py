@@ -15,13 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import config as c
-from clearhead.config.parse import (
-    TYPE_NAMES,
-    ConfigDict,
-    dataclass_from_dict,
-    dataclass_to_dict,
-    diff_trees,
-)
+from clearhead.config.parse import TYPE_NAMES, ConfigDict, dataclass_from_dict
+from clearhead.config.serialize import dataclass_to_dict, diff_trees
 from clearhead.errors import ClearheadError
 from clearhead.model.positions import DEFAULT_THETA
 from clearhead.model.transformer import build_transformer

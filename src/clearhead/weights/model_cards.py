@@ -93,7 +93,7 @@ def _parse_card(folder: Path, fields: ConfigDict) -> ModelCard:
 
 def update_card(folder: str | Path, fields: Mapping[str, object] | None = None) -> ModelCard:
     """Set fields of a folder's card, as plain JSON values, and recompute sizes and sha256."""
-    from clearhead.weights.checkpoint import SafetensorsReader
+    from clearhead.weights.tensors import SafetensorsReader
 
     folder = Path(folder)
     weights = sorted(folder.glob("*.safetensors"))

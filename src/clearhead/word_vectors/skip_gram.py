@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.config.model import check_ranges
-from clearhead.config.parse import dataclass_to_dict, option
+from clearhead.config.options import option
+from clearhead.config.serialize import dataclass_to_dict
 from clearhead.data.readers import DataReport, OnError, read_documents
 from clearhead.errors import ClearheadError
 from clearhead.model.attention import positions_from_segments

@@ -13,7 +13,7 @@ from clearhead import config as c
 from clearhead.errors import ClearheadError, suggest
 from clearhead.generate.backends.ctranslate2 import CTranslate2Model
 from clearhead.generate.backends.onnx import ONNXRuntimeModel
-from clearhead.generate.generation import check_can_generate
+from clearhead.generate.text_generation import check_can_generate
 from clearhead.weights.load import save_model
 
 if TYPE_CHECKING:

@@ -18,16 +18,16 @@ import torch
 from clearhead import config as c
 from clearhead.data.batch import unpad
 from clearhead.errors import ClearheadError, suggest
-from clearhead.generate.beam_generation import BeamSearchConfig, decode_output
+from clearhead.generate.beam_search_texts import BeamSearchConfig, decode_output
 from clearhead.generate.engine import Request, TokenLogprob
-from clearhead.generate.generation import (
+from clearhead.generate.sampling import SamplingConfig, check_option_names
+from clearhead.generate.text_generation import (
     Generation,
     OutputSequence,
     TextChunk,
     check_can_generate,
     with_choices,
 )
-from clearhead.generate.sampling import SamplingConfig, check_option_names
 from clearhead.generate.translation import Translation, Translator
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
-from clearhead.generate.generation import Generation, TextChunk
+from clearhead.generate.text_generation import Generation, TextChunk
 from clearhead.generate.translation import Translation
 from clearhead.hooks import NO_HOOKS, Hooks
 from clearhead.model.kv_cache import KeysValues, ModelCache

@@ -4,7 +4,15 @@ from fastapi import Depends, FastAPI
 
 from clearhead.serve.explorer.assets import PageAssets, asset_routes
 from clearhead.serve.explorer.executor import ExplorerExecutor, set_client
-from clearhead.serve.explorer.routes import activations, media, models, positions, tasks, words
+from clearhead.serve.explorer.routes import (
+    activations,
+    media,
+    models,
+    positions,
+    tasks,
+    training,
+    words,
+)
 from clearhead.serve.explorer.saved_page import snapshot_routes
 from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry
@@ -19,7 +27,7 @@ def add_explorer(app: FastAPI, registry: ModelRegistry, limits: Limits) -> None:
     app.include_router(snapshot_routes())
     for router in (
         models.model_routes(executor),
-        models.training_routes(executor),
+        training.training_routes(executor),
         activations.activation_routes(executor),
         words.word_routes(executor),
         positions.position_routes(executor),

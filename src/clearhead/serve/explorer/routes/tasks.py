@@ -16,8 +16,8 @@ from clearhead.generate.beam_search import ROOT_NODE, BeamTree
 from clearhead.generate.chat import encode_chat
 from clearhead.generate.chat_template_process import render_chat_template
 from clearhead.generate.detokenizer import IncrementalDetokenizer
-from clearhead.generate.generation import TextChunk
 from clearhead.generate.tasks import check_can_classify, classification_results
+from clearhead.generate.text_generation import TextChunk
 from clearhead.lens.tokens import token_labels
 from clearhead.serve.errors import JSONDict
 from clearhead.serve.explorer.executor import ExplorerExecutor

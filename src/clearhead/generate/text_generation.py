@@ -1,4 +1,4 @@
-"""Text generation: prompts in, text out, by sampling or beam search."""
+"""Text generation by sampling: prompts in, text or chunks of text out."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -6,17 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
 from clearhead import config as c
-from clearhead.config.model import InferenceConfig
 from clearhead.errors import ClearheadError
 from clearhead.generate.detokenizer import IncrementalDetokenizer
 from clearhead.generate.engine import BatchEngine, Request, TokenLogprob
 from clearhead.generate.sampling import SamplingConfig
 from clearhead.generate.teacher_forcing import token_logprobs
-from clearhead.model.transformer import EditedTransformer, Transformer
 from clearhead.tokenizers.tokenizer import Tokenizer
-
-DEFAULT_SLOTS = {"cpu": 16, "cuda": 64}  # texts that are generated at the same time
-MIN_GRAPH_TOKENS = 16  # recording CUDA graphs pays off from this many tokens on
 
 ResultT = TypeVar("ResultT", bound="WithChoices")
 
@@ -213,55 +208,6 @@ class GenerationStream:
             sequence.result(prompt_logprobs.get(tuple(request.prompt), ()))
             for request, sequence in self.sequences.items()
         ]
-
-
-class EnginePool:
-    """Creates engines for a network. On a GPU it keeps the last one, with its recorded CUDA graphs.
-
-    A kept engine serves one stream at a time; concurrent streams get engines of their own.
-    """
-
-    def __init__(self) -> None:
-        self.cached: BatchEngine | None = None
-
-    def get(
-        self,
-        net: Transformer,
-        inference: InferenceConfig,
-        vocab_size: int | None,
-        num_texts: int,
-        max_length: int,
-        config: SamplingConfig,
-    ) -> BatchEngine:
-        """An engine for texts of up to `max_length` tokens."""
-        vocab_size = vocab_size or net.config.vocab_size
-        is_cuda = next(net.parameters()).is_cuda
-        slots = min(num_texts, DEFAULT_SLOTS["cuda" if is_cuda else "cpu"])
-        capacity = min(max_length, net.context_length)
-        can_record = config.max_tokens >= MIN_GRAPH_TOKENS and not isinstance(
-            net, EditedTransformer
-        )
-        if not is_cuda or not can_record:
-            return BatchEngine(net, inference, slots, capacity, vocab_size)
-        engine = self.cached
-        if (
-            engine is not None
-            and engine.slots >= slots
-            and engine.capacity >= capacity
-            and engine.inference == inference
-            and engine.runner.matches(net, vocab_size)
-            and engine.try_acquire()
-            and engine.is_idle
-        ):
-            engine.clear_prefix_cache()
-            return engine
-        rounded_capacity = min(net.context_length, max(256, 1 << (capacity - 1).bit_length()))
-        engine = BatchEngine(
-            net, inference, slots, rounded_capacity, vocab_size, use_cuda_graphs=True
-        )
-        engine.try_acquire()
-        self.cached = engine
-        return engine
 
 
 def with_choices(results: Sequence[ResultT]) -> ResultT:

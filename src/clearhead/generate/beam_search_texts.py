@@ -10,8 +10,8 @@ from clearhead.config.model import InferenceConfig
 from clearhead.errors import ClearheadError, check_int
 from clearhead.generate.beam_search import BeamRules, BeamTree, Hypothesis, beam_search
 from clearhead.generate.detokenizer import IncrementalDetokenizer
-from clearhead.generate.generation import WithChoices
 from clearhead.generate.sampling import is_number
+from clearhead.generate.text_generation import WithChoices
 from clearhead.model.transformer import Transformer
 from clearhead.tokenizers.tokenizer import Tokenizer
 
