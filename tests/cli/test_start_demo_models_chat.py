@@ -55,7 +55,7 @@ def test_trained_model_is_not_a_recipe(command, tmp_path):
     done = clearhead(command, "story", cwd=tmp_path)
     assert done.returncode == 2
     assert "story" in done.stderr
-    assert "clearhead presets" in done.stderr
+    assert "preset" in done.stderr
 
 
 # ---------------------------------------------------------------- clearhead demo

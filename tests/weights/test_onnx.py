@@ -167,7 +167,7 @@ from clearhead.weights.checkpoint import Checkpoint
 for folder in map(Path, sys.argv[1:]):
     config = Config.from_dict(json.loads(folder.with_suffix(".json").read_text()))
     folder.mkdir()
-    onnx.save_onnx(folder, Checkpoint(build_transformer(config.model), config))
+    export_onnx.save_onnx(folder, Checkpoint(build_transformer(config.model), config))
 """
 
 
