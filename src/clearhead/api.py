@@ -654,7 +654,6 @@ class Model(Checkpoint):
         Texts longer than `inference.max_length`, if it is set, are truncated.
         """
         check_can_embed(self.config.model)
-        check_texts_not_empty([texts] if isinstance(texts, str) else texts)
         inference = self.config.inference
         batch = self._truncated_batch(texts, inference.max_length)
         pooling = pooling or inference.pooling

@@ -99,10 +99,9 @@ def test_images_are_classified():
 
 
 @pytest.mark.parametrize("texts", ["", ["a", " "]])
-def test_empty_texts_are_neither_scored_nor_embedded(writer, texts):
-    for function in (writer.score, writer.embed):
-        with pytest.raises(ch.ClearheadError, match="is empty"):
-            function(texts)
+def test_empty_texts_are_not_scored(writer, texts):
+    with pytest.raises(ch.ClearheadError, match="is empty"):
+        writer.score(texts)
 
 
 def test_score_is_the_sum_of_token_logprobs():
