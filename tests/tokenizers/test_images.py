@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from clearhead.config.model import Images
 from clearhead.errors import ClearheadError
@@ -60,12 +60,13 @@ def test_transparent_pixels_are_white() -> None:
     assert (read.flatten()[1:] == 1).all()
 
 
-def test_exif_orientation_is_applied(tmp_path: Path) -> None:
-    rotated = Image.fromarray(np.rot90(PIXELS))
+@pytest.mark.parametrize("orientation", range(1, 10))
+def test_exif_orientation_is_applied(tmp_path: Path, orientation: int) -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # rotate clockwise to display
-    rotated.save(tmp_path / "a.png", exif=exif)
-    assert torch.equal(read_image(tmp_path / "a.png", COLOR), read_image(PIXELS, COLOR))
+    exif[0x0112] = orientation
+    Image.fromarray(PIXELS).save(tmp_path / "a.png", exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(tmp_path / "a.png"))
+    assert torch.equal(read_image(tmp_path / "a.png", COLOR), read_image(upright, COLOR))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -25,6 +25,15 @@ IMAGE_ERRORS: tuple[type[BaseException], ...] = (
 )
 IMAGE_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM")  # PostScript runs a program
 MAX_IMAGE_PIXELS = 50_000_000  # a small file could decompress to gigabytes
+ORIENTATIONS = {  # of a camera, in EXIF
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 MAX_MEAN_BRIGHTNESS = 2.0  # standard deviations above the mean that a model expects
 
 
@@ -94,7 +103,10 @@ def _upright_image(image_input: ImageInput) -> Image.Image:
         name = str(image_input)
         image = open_image(image_input, name)
     try:
-        image = ImageOps.exif_transpose(image)
+        image.load()
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+        if orientation in ORIENTATIONS:  # `exif_transpose` would also write all tags again
+            image = image.transpose(ORIENTATIONS[orientation])
     except IMAGE_ERRORS as error:
         raise cannot_read(name, cast(Exception, error)) from None
     if image.mode[0] in "IF":  # Pillow would turn all but the darkest pixels white

@@ -28,6 +28,7 @@ UPLOAD_FIELDS = {"image", "audio"}  # base64 files, limited by the size of a req
 UPLOAD_FORMATS = ("PNG", "JPEG", "GIF", "WEBP")  # others are decoded slowly or need much memory
 MAX_UPLOAD_PIXELS = 16_000_000
 MAX_UPLOAD_SIDE = 8192  # resizing a long narrow image takes gigabytes
+JPEG_START = b"\xff\xd8"
 JPEG_START_OF_SCAN = b"\xff\xda"
 MAX_JPEG_SCANS = 100  # each scan of a progressive JPEG passes over the whole image
 MAX_EDITS = 64  # per run
@@ -217,7 +218,8 @@ def decode_image(text: str) -> "Image":
             f"the upload is too large: {image.width} × {image.height} pixels; at most"
             f" {MAX_UPLOAD_SIDE:,} per side are allowed."
         )
-    if image.format == "JPEG" and content.count(JPEG_START_OF_SCAN) > MAX_JPEG_SCANS:
+    is_jpeg = content.startswith(JPEG_START)  # Pillow may call it MPO
+    if is_jpeg and content.count(JPEG_START_OF_SCAN) > MAX_JPEG_SCANS:
         raise ClearheadError(f"the upload has more than {MAX_JPEG_SCANS} scans.")
     return image
 
