@@ -480,7 +480,7 @@ class Model(Checkpoint):
 
     @property
     def chat_template(self) -> str:
-        """The template of conversations; without one of its own, the model continues their text."""
+        """The chat template; a model without one continues the text of the messages."""
         inference = self.config.inference
         if inference.chat_template or self.tokenizer is None:
             return inference.chat_template

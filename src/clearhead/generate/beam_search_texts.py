@@ -158,7 +158,7 @@ def beam_search_texts(
             )
             for prompt, prefix, one_source in zip(prompts, prefixes, sources, strict=True)
         ]
-    # A translation is a text of its own; a continuation may start with a space.
+    # A translation is a separate text; a continuation may start with a space.
     return [
         [
             BeamResult(

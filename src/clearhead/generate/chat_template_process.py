@@ -1,4 +1,4 @@
-"""Render chat templates, which are foreign programs, in processes of their own (L5.5)."""
+"""Render chat templates, which are untrusted programs, in separate processes (L5.5)."""
 
 import atexit
 import json

@@ -17,7 +17,7 @@ class Limits:
     max_texts: int = 64  # prompts × samples, inputs or sentences of one request
     max_queue: int = 256  # sequences waiting for one model
     max_requests: int = 1024  # concurrent requests
-    max_connections: int = 8192  # open connections, if the system allows so many files
+    max_connections: int = 8192  # open connections, if the system allows that many open files
     max_body_bytes: int = 4 << 20  # of one request
     max_json_nodes: int = 1 << 16  # lists, objects and their keys in the body of one request
     max_total_body_bytes: int = 64 << 20  # of all concurrent requests

@@ -160,7 +160,7 @@ class RequestHandler:
         return b"".join(parts)
 
     async def _check_json(self, body: bytes) -> None:
-        """Reject JSON of so many values that parsing it would stop the event loop."""
+        """Reject JSON with too many values, which would block the event loop while it is parsed."""
         if not json.detect_encoding(body).startswith("utf-8"):
             raise APIError("Request body must be UTF-8.")
         max_nodes = self.limits.max_json_nodes

@@ -108,7 +108,7 @@ class GGUFFile:
             return torch.from_numpy(numbers).view(float_dtypes[dtype.name]).reshape(shape)
         memmap = np.memmap(self.path, np.uint8, "c", offset, (n_rows, row_bytes))
         data = memmap.view(np.ndarray)  # slicing a memmap is slow
-        # memory of its own, apart from the heap that dequantizing fragments
+        # separate memory, because dequantizing fragments the heap
         buffer = mmap.mmap(-1, 4 * math.prod(shape), access=mmap.ACCESS_COPY)
         tensor = torch.frombuffer(buffer, dtype=torch.float32).view(-1, shape[-1])
         try:

@@ -392,7 +392,7 @@ def inline_special_tokens(
     """A chat template that defines the special tokens it refers to, such as `bos_token`."""
     if tokenizer is None:
         return template
-    # On a line of its own, which Jinja's trim_blocks removes, a definition changes no whitespace.
+    # On a separate line, which Jinja's trim_blocks removes, a definition changes no whitespace.
     existing = INLINED_TOKENS.match(template)
     assert existing is not None  # it may be empty
     definitions = ""
