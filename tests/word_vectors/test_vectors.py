@@ -126,6 +126,20 @@ def test_layer_vectors_are_the_residual_stream_of_single_words(model):
     torch.testing.assert_close(in_layer.source.matrix[ids[0]], resid[0, 0])
 
 
+def test_layer_vectors_of_many_words_are_read_in_one_pass(model, monkeypatch):
+    in_layer = ch.vectors(model, layer=1)
+    words = ["king", "zebra", "a", "uncharacteristically", "zebra"]
+    expected = torch.stack([in_layer[word] for word in words])
+    passes = []
+    run_batch = ch.Model.run_batch
+    monkeypatch.setattr(
+        ch.Model, "run_batch", lambda *args: passes.append(args) or run_batch(*args)
+    )
+    read = in_layer.lookup(words)
+    assert len(passes) == 1
+    torch.testing.assert_close(torch.stack([word.vector for word in read]), expected)
+
+
 def test_encoder_decoder_uses_its_encoder(model):
     both = ch.new(
         "tiny-encoder-decoder", vocab_size=len(model.tokenizer), tokenizer=model.tokenizer

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from clearhead.data.batch import batches_by_length
 from clearhead.errors import ClearheadError, suggest
 from clearhead.lens.argument_checks import check_top_k
 from clearhead.lens.text_stack import TextStack
@@ -82,7 +83,7 @@ class VectorSource(Protocol):
     @property
     def matrix(self) -> Tensor: ...
     def has_word(self, text: str) -> bool: ...
-    def lookup(self, text: str) -> WordVector: ...
+    def lookup(self, texts: Sequence[str]) -> list[WordVector]: ...
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,8 @@ class TableSource:
             raise ClearheadError(f"{text!r} is not among the {len(self.names):,} words; {hint}")
         return self._row_indices[text if text in self._row_indices else text.lower()]
 
-    def lookup(self, text: str) -> WordVector:
-        return WordVector(text, self.matrix[self.row_index(text)])
+    def lookup(self, texts: Sequence[str]) -> list[WordVector]:
+        return [WordVector(text, self.matrix[self.row_index(text)]) for text in texts]
 
 
 class EmbeddingSource:
@@ -143,14 +144,18 @@ class EmbeddingSource:
         except ClearheadError:
             return False
 
-    def lookup(self, text: str) -> WordVector:
-        ids = self.text_stack.encode_word(text)
-        return WordVector(
-            text, self._vectors_of(ids).mean(dim=0), self.text_stack.to_str_tokens(ids)
-        )
+    def lookup(self, texts: Sequence[str]) -> list[WordVector]:
+        rows = [self.text_stack.encode_word(text) for text in texts]
+        return [
+            WordVector(text, vectors.mean(dim=0), self.text_stack.to_str_tokens(row))
+            for text, row, vectors in zip(texts, rows, self._vectors_of_rows(rows), strict=True)
+        ]
 
     def _vectors_of(self, ids: list[int]) -> Tensor:
         return self.text_stack.embedding[ids].float().cpu()
+
+    def _vectors_of_rows(self, rows: list[list[int]]) -> list[Tensor]:
+        return [self._vectors_of(row) for row in rows]
 
 
 class LayerSource(EmbeddingSource):
@@ -167,23 +172,29 @@ class LayerSource(EmbeddingSource):
         message = f"reading each token on its own, {TOKENS_PER_BATCH} at a time"
         return torch.cat(
             [
-                self._read([[i] for i in batch])[:, 0]
+                torch.cat(self._read([[i] for i in batch]))
                 for batch in progress_bar(batches, len(batches), message)
             ]
         )
 
-    def _vectors_of(self, ids: list[int]) -> Tensor:
-        return self._read([ids])[0]
+    def _vectors_of_rows(self, rows: list[list[int]]) -> list[Tensor]:
+        vectors: dict[int, Tensor] = {}
+        for indices in batches_by_length(
+            [len(row) for row in rows], self.text_stack.embedding.device
+        ):
+            vectors |= zip(indices, self._read([rows[i] for i in indices]), strict=True)
+        return [vectors[i] for i in range(len(rows))]
 
-    def _read(self, rows: list[list[int]]) -> Tensor:
-        """[row, token, d_model] without the special tokens around each row."""
+    def _read(self, rows: list[list[int]]) -> list[Tensor]:
+        """[token, d_model] of each row, without the special tokens around it."""
         bos_tokens = self.text_stack.bos_tokens
         sep_tokens = self.text_stack.sep_tokens
         cache = self.text_stack.watch(
             [[*bos_tokens, *row, *sep_tokens] for row in rows], [self._name]
         )
         resid = cache[self._name].float().cpu()
-        return resid[:, len(bos_tokens) : resid.shape[1] - len(sep_tokens)]
+        start = len(bos_tokens)
+        return [value[start : start + len(row)] for value, row in zip(resid, rows, strict=True)]
 
 
 # --- queries
@@ -237,7 +248,7 @@ class Vectors:
 
     def __getitem__(self, word: str) -> Tensor:
         """The vector of a word: the mean over its tokens, if the model splits it."""
-        return self.source.lookup(_check_word(word)).vector
+        return self.lookup([word])[0].vector
 
     def lookup(self, words: Sequence[str]) -> list[WordVector]:
         """Words with their vectors and tokens."""
@@ -245,7 +256,7 @@ class Vectors:
             raise ClearheadError(
                 f"words must be a non-empty list, got {words!r:.60}; write ['one', 'two']."
             )
-        return [self.source.lookup(_check_word(word)) for word in words]
+        return self.source.lookup([_check_word(word) for word in words])
 
     def solve(self, expression: str, top_k: int = 10, include_inputs: bool = False) -> View:
         """The words nearest to a sum such as `king - man + woman`, without the words in it.
@@ -315,7 +326,8 @@ class Vectors:
             raise ClearheadError(
                 f'a direction needs a list of pairs, like [("cat", "cats")], got {pairs!r:.60}.'
             )
-        ends = [self.lookup(pair) for pair in pairs]
+        words = self.lookup([word for pair in pairs for word in pair])
+        ends = list(zip(words[::2], words[1::2], strict=True))
         differences = torch.stack([second.vector - first.vector for first, second in ends])
         names = tuple((first.text, second.text) for first, second in ends)
         return Direction(self, names, differences)
