@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -72,7 +73,12 @@ def loss_kernel(monkeypatch):
 @pytest.mark.parametrize("error", [None, RuntimeError("no C compiler"), OSError("no gcc")])
 def test_kernels_are_used_only_if_one_runs(error, loss_kernel):
     loss_kernel.error = error
-    assert [kernels.can_use_triton(CUDA) for _ in range(2)] == [error is None] * 2
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert [kernels.can_use_triton(CUDA) for _ in range(2)] == [error is None] * 2
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == (error is not None)  # once, with the reason
+    assert all(str(error) in message for message in messages)
     assert loss_kernel.calls == 1  # the answer is kept
     assert not kernels.can_use_triton(torch.device("cpu"))
 

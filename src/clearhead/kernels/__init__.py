@@ -4,6 +4,8 @@ from importlib.util import find_spec
 
 import torch
 
+from clearhead.errors import warn
+
 TRITON_AVAILABLE = find_spec("triton") is not None
 GRAPH_CAPTURE_MODE = "thread_local"  # other threads may use the GPU during CUDA graph capture
 
@@ -33,6 +35,8 @@ def _try_kernel(device: torch.device) -> bool:
         fused_cross_entropy(hidden, weight, None, targets, 0.0)
     except torch.OutOfMemoryError:  # this says nothing about Triton
         raise
-    except Exception:  # whatever failed, torch's own operations replace all kernels
+    except Exception as error:  # whatever failed, torch's own operations replace all kernels
+        reason = str(error).strip().split("\n")[0].removesuffix(".") or type(error).__name__
+        warn(f"Triton's kernels cannot be used, so the GPU is slower than it could be: {reason}.")
         return False
     return True

@@ -12,7 +12,7 @@ from clearhead.config.training import TrainConfig
 from clearhead.data.dataset import Dataset
 from clearhead.data.packed_batch import PackedBatch, count_targets
 from clearhead.hooks import NO_HOOKS, Hooks
-from clearhead.kernels import TRITON_AVAILABLE, can_use_triton
+from clearhead.kernels import can_use_triton
 from clearhead.model.transformer import Transformer
 from clearhead.train.optim import EMA, Optimizer
 from clearhead.train.strategy import Echo, SingleProcess
@@ -112,8 +112,7 @@ class TrainStep:
         self.strategy = strategy
         self.echo = echo
         self.compile = compile and not strategy.is_sharded
-        if device.type == "cuda" and TRITON_AVAILABLE and not can_use_triton(device):
-            echo("Triton cannot compile the fused loss kernel here; continuing without it")
+        can_use_triton(device)  # tries a kernel, which compiled code cannot do
         self.loss_function = (
             torch.compile(self._loss, dynamic=False) if self.compile else self._loss
         )
