@@ -1,6 +1,8 @@
 """Images and audio from folders, arrays and idx files, and errors for invalid ones."""
 
+import io
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from compressed_files import compressor
 from media_files import COLOR, GRAY, MEL, dataset, idx, media_examples, pixels, wav
 from PIL import Image
 
+from clearhead.data import media_dataset
 from clearhead.data.media_dataset import exclude_valid_media, load_media
 from clearhead.data.readers import DataReport
 from clearhead.errors import ClearheadError
@@ -143,6 +146,37 @@ def test_invalid_npz_files_are_rejected(tmp_path):
         (tmp_path / "x.npz").write_bytes(raw)
         with pytest.raises(ClearheadError, match=r"x\.npz cannot be read"):
             load_media(tmp_path / "x.npz", GRAY, DataReport())
+
+
+def test_compressed_arrays_are_refused_by_their_size_before_they_are_unpacked(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(media_dataset, "MAX_UNPACKED_BYTES", 10_000)
+    images = np.zeros((100, 16, 16), np.uint8)
+    labels = np.arange(100, dtype=np.uint8) % 2
+    np.savez_compressed(tmp_path / "x.npz", images=images, labels=labels)
+    idx(tmp_path / "t-images-idx3-ubyte.gz", images, compress=True)
+    idx(tmp_path / "t-labels-idx1-ubyte.gz", labels, compress=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(np.lib.npyio.NpzFile, "__getitem__", pytest.fail)
+        patch.setattr(media_dataset, "read_at_most", pytest.fail)
+        for name in ("x.npz", "t-images-idx3-ubyte.gz"):
+            with pytest.raises(ClearheadError, match=f"{name} unpacks to .* GiB"):
+                load_media(tmp_path / name, GRAY, DataReport())
+    np.savez(tmp_path / "x.npz", images=images, labels=labels)  # as large as what it contains
+    assert len(load_media(tmp_path / "x.npz", GRAY, DataReport()).labels) == 100
+
+
+def test_arrays_that_declare_more_than_they_contain_are_rejected(tmp_path):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_2_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (10**17,)}
+    )
+    with ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("images.npy", header.getvalue() + b"1")
+        archive.writestr("labels.npy", header.getvalue() + b"1")
+    with pytest.raises(ClearheadError, match=r"x\.npz cannot be read"):
+        load_media(tmp_path / "x.npz", GRAY, DataReport())
 
 
 def test_idx_files_must_match_their_header(tmp_path):

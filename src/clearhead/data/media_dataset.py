@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -16,11 +17,18 @@ from clearhead.config.model import Images, MelSpectrogram
 from clearhead.data.classification import label_id, label_names, stratified_split
 from clearhead.data.dataset import seeded_generator, select_rows
 from clearhead.data.packed_batch import PackedBatch
-from clearhead.data.readers import DataReport, open_input, read_at_most, visible_files
+from clearhead.data.readers import (
+    COMPRESSED_SUFFIXES,
+    DataReport,
+    open_input,
+    read_at_most,
+    visible_files,
+)
 from clearhead.errors import ClearheadError, cannot_read, reraise_as
 from clearhead.tokenizers.media import log_mel, normalize_pixels, read_audio, read_pixels
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+MAX_UNPACKED_BYTES = 2**32  # of a compressed file
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 
 
@@ -101,12 +109,15 @@ def _load_folder(
 
 def _load_npz(path: Path, config: Images) -> MediaExamples:
     # A TypeError: the file is an .npy, which np.load does not return as a context manager.
+    # A MemoryError: an array declares more than it contains.
     with (
-        reraise_as(f"{path} cannot be read", TypeError),
+        reraise_as(f"{path} cannot be read", TypeError, MemoryError),
         np.load(path, allow_pickle=False) as file,
     ):
         if missing := [name for name in ("images", "labels") if name not in file]:
             raise ClearheadError(f"{path} has no array {missing[0]!r}; it has {', '.join(file)}.")
+        with ZipFile(path) as archive:
+            _check_unpacked_size(path, sum(member.file_size for member in archive.infolist()))
         images = file["images"]
         labels = file["labels"]
     if labels.ndim != 1 or labels.dtype.kind not in "iuU" or len(labels) != len(images):
@@ -115,6 +126,15 @@ def _load_npz(path: Path, config: Images) -> MediaExamples:
             f"got {labels.dtype} of shape {labels.shape} for {len(images)} images."
         )
     return _from_arrays(path, images, labels, config)
+
+
+def _check_unpacked_size(path: Path, num_bytes: int) -> None:
+    """Raise if a file unpacks to too much; deflate makes a gigabyte of a megabyte."""
+    if num_bytes > max(MAX_UNPACKED_BYTES, path.stat().st_size):
+        raise ClearheadError(
+            f"{path} unpacks to {num_bytes / 2**30:,.1f} GiB; compressed arrays may have at most "
+            f"{MAX_UNPACKED_BYTES / 2**30:g} GiB. Save it uncompressed, or as a folder of images."
+        )
 
 
 def idx_labels_path(path: Path) -> Path:
@@ -140,6 +160,8 @@ def _read_idx(path: Path, num_dimensions: int) -> NDArray[np.uint8]:
     with open_input(path) as file:
         header = file.read(header_size)
         shape = [int.from_bytes(header[i : i + 4], "big") for i in range(4, header_size, 4)]
+        if path.suffix in COMPRESSED_SUFFIXES:
+            _check_unpacked_size(path, math.prod(shape))
         content = read_at_most(file, math.prod(shape))
     if len(header) < header_size or header[:4] != magic or len(content) != math.prod(shape):
         raise ClearheadError(

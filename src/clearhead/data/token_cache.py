@@ -166,7 +166,7 @@ def _checksums(folder: Path, metadata: dict[str, Any]) -> dict[str, int]:
 
 def _open_cache(folder: Path, metadata: dict[str, Any]) -> CachedTokens:
     ids = np.memmap(folder / TOKENS_FILE, metadata["dtype"], "r")
-    return metadata, ids, np.load(folder / DOCUMENT_STARTS_FILE)
+    return metadata, ids, np.load(folder / DOCUMENT_STARTS_FILE, allow_pickle=False)
 
 
 def _encode_documents(
