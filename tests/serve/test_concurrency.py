@@ -14,6 +14,7 @@ from clearhead.serve import server
 from clearhead.serve.errors import APIError
 from clearhead.serve.limits import Limits
 from clearhead.serve.metrics import Metrics
+from clearhead.serve.openai import ResponseBuilder
 from clearhead.serve.scheduler import ModelWorker, Scheduler
 from serving import (
     LONG_COMPLETION,
@@ -337,3 +338,29 @@ def test_a_client_that_does_not_read_is_disconnected(monkeypatch):
         client.sendall(head.encode() + body)
         wait_until(lambda: worker.jobs)
         wait_until(lambda: not worker.jobs and not state.connections and not state.tasks)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"n": 2, "max_tokens": 50}, {"echo": True, "max_tokens": 0}, {"echo": True, "stream": True}],
+)
+def test_large_responses_are_encoded_outside_the_event_loop(model, monkeypatch, options):
+    encoders = []
+    choice = ResponseBuilder._choice
+
+    def record(*args):
+        encoders.append(threading.current_thread())
+        return choice(*args)
+
+    monkeypatch.setattr(ResponseBuilder, "_choice", record)
+    body = {"model": "writer", "prompt": "Once upon", "logprobs": 20, "temperature": 0, **options}
+    with run_server({"writer": model}) as running:
+        status, _, content = send_request(running.port, "POST", COMPLETIONS, body)
+        assert status == 200
+        assert encoders
+        assert running.thread not in encoders[:1]  # the first: a stream's later chunks are small
+    if not options.get("stream"):
+        assert running.thread not in encoders
+        response = json.loads(content)
+        assert [choice["index"] for choice in response["choices"]] == list(range(len(encoders)))
+        assert response["usage"]["completion_tokens"] == len(encoders) * options["max_tokens"]

@@ -5,14 +5,14 @@ import json
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 from starlette.types import Receive, Scope, Send
 
@@ -28,7 +28,7 @@ from clearhead.serve.errors import APIError, JSONDict
 from clearhead.serve.limits import Limits
 from clearhead.serve.middleware import MAX_NAME_CHARS
 from clearhead.serve.registry import LoadedModel, ModelRegistry
-from clearhead.serve.scheduler import GenerationJob
+from clearhead.serve.scheduler import FairThreads, GenerationJob
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 # OpenAI's fields that have no effect here.
@@ -70,6 +70,8 @@ WRONG_ENDPOINT_REASONS = {
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's API
 MIN_LOGPROB = -9999.0  # stands for −∞, as in OpenAI's API
 SEED_BITS = 31
+MAX_QUICK_CHUNKS = 64  # with log-probabilities, more are encoded in a thread
+JSON_MEDIA_TYPE = "application/json"
 SSE_MEDIA_TYPE = "text/event-stream"
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 SSE_DONE = b"data: [DONE]\n\n"
@@ -419,25 +421,32 @@ class ResponseBuilder:
             "seed": sequences[0].request.config.seed,  # an extension, to reproduce the response
         }
 
-    def full_response(self, chunks: Iterable[TextChunk]) -> JSONDict:
+    def full_response(self, chunks: Iterable[TextChunk]) -> bytes:
+        """The JSON of a complete response."""
+        return self._encode_response(self._full_choices(chunks))
+
+    def prompt_response(self) -> bytes:
+        """The JSON of a response with the prompts only (max_tokens = 0)."""
+        return self._encode_response(
+            self._choice(sequence.index, {"text": sequence.prompt_text}, [], "length")
+            for sequence in self.sequences
+        )
+
+    def _encode_response(self, choices: Iterable[JSONDict]) -> bytes:
+        # One at a time: other threads, such as the event loop, wait while an object is encoded.
+        encoded_choices = b",".join(map(_to_json, choices))
+        fields = {**self._common_fields(), "usage": self.usage()}
+        return _to_json(fields)[:-1] + b',"choices":[' + encoded_choices + b"]}"
+
+    def _full_choices(self, chunks: Iterable[TextChunk]) -> Iterator[JSONDict]:
         chunks_by_index: list[list[TextChunk]] = [[] for _ in self.sequences]
         for chunk in chunks:
             chunks_by_index[chunk.index].append(chunk)
-        choices = []
         for index, own_chunks in enumerate(chunks_by_index):
             text = "".join(chunk.text for chunk in own_chunks)
             message = {"role": "assistant", "content": text, "refusal": None}
             content = {"message": message} if self.is_chat else {"text": text}
-            choices.append(self._choice(index, content, own_chunks, own_chunks[-1].finish_reason))
-        return {**self._response(choices), "usage": self.usage()}
-
-    def prompt_response(self) -> JSONDict:
-        """The prompts only (max_tokens = 0)."""
-        choices = [
-            self._choice(sequence.index, {"text": sequence.prompt_text}, [], "length")
-            for sequence in self.sequences
-        ]
-        return {**self._response(choices), "usage": self.usage()}
+            yield self._choice(index, content, own_chunks, own_chunks[-1].finish_reason)
 
     def opening_chunks(self) -> list[JSONDict]:
         """The first chunks of a chat stream, with the role."""
@@ -445,17 +454,25 @@ class ResponseBuilder:
             return []
         delta = {"delta": {"role": "assistant", "content": ""}}
         return [
-            self._response([self._choice(sequence.index, delta, [], "")], ".chunk")
+            self._chunk_response([self._choice(sequence.index, delta, [], "")])
             for sequence in self.sequences
         ]
 
-    def chunk(self, chunk: TextChunk) -> JSONDict:
+    def is_slow(self, chunks: Sequence[TextChunk]) -> bool:
+        """Whether encoding these chunks would block the event loop for long."""
+        return self.has_logprobs and (bool(self.prompt_logprobs) or len(chunks) > MAX_QUICK_CHUNKS)
+
+    def chunk_events(self, chunks: Iterable[TextChunk]) -> bytes:
+        """Server-sent events of chunks."""
+        return b"".join(_to_event(self._chunk(chunk)) for chunk in chunks)
+
+    def _chunk(self, chunk: TextChunk) -> JSONDict:
         content = {"delta": {"content": chunk.text}} if self.is_chat else {"text": chunk.text}
         choice = self._choice(chunk.index, content, [chunk], chunk.finish_reason)
-        return self._response([choice], ".chunk")
+        return self._chunk_response([choice])
 
     def usage_chunk(self) -> JSONDict:
-        return {**self._response([], ".chunk"), "usage": self.usage()}
+        return {**self._chunk_response([]), "usage": self.usage()}
 
     def usage(self) -> JSONDict:
         return {
@@ -464,9 +481,12 @@ class ResponseBuilder:
             "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
         }
 
-    def _response(self, choices: list[JSONDict], suffix: str = "") -> JSONDict:
+    def _chunk_response(self, choices: list[JSONDict]) -> JSONDict:
+        return {**self._common_fields(".chunk"), "choices": choices}
+
+    def _common_fields(self, suffix: str = "") -> JSONDict:
         object_type = f"chat.completion{suffix}" if self.is_chat else "text_completion"
-        return {"object": object_type, **self.common_fields, "choices": choices}
+        return {"object": object_type, **self.common_fields}
 
     def _choice(
         self, index: int, content: JSONDict, chunks: Sequence[TextChunk], finish_reason: str
@@ -535,8 +555,14 @@ class ResponseBuilder:
 class SSEResponse(StreamingResponse):
     """Streams the output of a job; closes the job when the stream ends or the client leaves."""
 
-    def __init__(self, job: GenerationJob, builder: ResponseBuilder, include_usage: bool) -> None:
-        events = _stream_events(job, builder, include_usage)
+    def __init__(
+        self,
+        job: GenerationJob,
+        builder: ResponseBuilder,
+        threads: FairThreads,
+        include_usage: bool,
+    ) -> None:
+        events = _stream_events(job, builder, threads, include_usage)
         super().__init__(events, headers=STREAM_HEADERS, media_type=SSE_MEDIA_TYPE)
         self.job = job
 
@@ -547,25 +573,32 @@ class SSEResponse(StreamingResponse):
 
 
 async def _stream_events(
-    job: GenerationJob, builder: ResponseBuilder, include_usage: bool
+    job: GenerationJob, builder: ResponseBuilder, threads: FairThreads, include_usage: bool
 ) -> AsyncIterator[bytes]:
     """Server-sent events; chunks that are ready are sent together."""
-    responses = builder.opening_chunks()
+    events = b"".join(map(_to_event, builder.opening_chunks()))
     try:
         while chunks := await job.take_output():
-            responses += map(builder.chunk, chunks)
-            yield b"".join(map(_to_event, responses))
-            responses = []
+            if builder.is_slow(chunks):
+                events += await threads.call(job.client, partial(builder.chunk_events, chunks))
+            else:
+                events += builder.chunk_events(chunks)
+            yield events
+            events = b""
         if include_usage:
-            responses.append(builder.usage_chunk())
+            events += _to_event(builder.usage_chunk())
     except APIError as error:
-        responses.append(error.payload)
-    yield b"".join(map(_to_event, responses)) + SSE_DONE
+        events += _to_event(error.payload)
+    yield events + SSE_DONE
 
 
 def _to_event(data: JSONDict) -> bytes:
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return b"data: " + text.encode(errors="replace") + b"\n\n"
+    return b"data: " + _to_json(data) + b"\n\n"
+
+
+def _to_json(data: JSONDict) -> bytes:
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode(errors="replace")
 
 
 # Routes
@@ -603,9 +636,10 @@ def add_openai_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> 
             if body.max_tokens == 0:
                 count = registry.metrics.prompt_tokens.labels(loaded_model.name)
                 count.inc(builder.num_prompt_tokens)
-                return _prompt_response(builder, body.stream)
+                content = await registry.tokenizer_threads.call(client, builder.prompt_response)
+                return _prompt_response(content, body.stream)
             job = worker.submit(client, sequences)
-        return await _respond(job, builder, body)
+        return await _respond(job, builder, registry.tokenizer_threads, body)
 
     @app.post("/v1/chat/completions", responses=ERROR_RESPONSES)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
@@ -622,11 +656,11 @@ def add_openai_routes(app: FastAPI, registry: ModelRegistry, limits: Limits) -> 
             sequences = await registry.tokenizer_threads.call(client, make_sequences)
             job = worker.submit(client, sequences)
         builder = ResponseBuilder(loaded_model, sequences, is_chat=True, has_logprobs=body.logprobs)
-        return await _respond(job, builder, body)
+        return await _respond(job, builder, registry.tokenizer_threads, body)
 
 
 async def _respond(
-    job: GenerationJob, builder: ResponseBuilder, request: SamplingRequest
+    job: GenerationJob, builder: ResponseBuilder, threads: FairThreads, request: SamplingRequest
 ) -> Response:
     """Respond completely or as a stream, which starts with the first token.
 
@@ -638,20 +672,24 @@ async def _respond(
         except BaseException:  # also a cancelled request
             job.close()
             raise
-        return SSEResponse(job, builder, request.stream_options.include_usage)
+        return SSEResponse(job, builder, threads, request.stream_options.include_usage)
     all_chunks = list[TextChunk]()
     with job:
         while chunks := await job.take_output():
             all_chunks += chunks
-    return JSONResponse(builder.full_response(all_chunks))
+    if builder.is_slow(all_chunks):
+        encode = partial(builder.full_response, all_chunks)
+        content = await threads.call(job.client, encode)
+    else:
+        content = builder.full_response(all_chunks)
+    return Response(content, media_type=JSON_MEDIA_TYPE)
 
 
-def _prompt_response(builder: ResponseBuilder, stream: bool) -> Response:
-    response = builder.prompt_response()
+def _prompt_response(content: bytes, stream: bool) -> Response:
     if not stream:
-        return JSONResponse(response)
-    content = _to_event(response) + SSE_DONE
-    return Response(content, headers=STREAM_HEADERS, media_type=SSE_MEDIA_TYPE)
+        return Response(content, media_type=JSON_MEDIA_TYPE)
+    events = b"data: " + content + b"\n\n" + SSE_DONE
+    return Response(events, headers=STREAM_HEADERS, media_type=SSE_MEDIA_TYPE)
 
 
 def _model_info(registry: ModelRegistry, name: str) -> JSONDict:
