@@ -69,6 +69,32 @@ def test_softmax_steps_lead_from_scores_to_pattern():
     assert torch.allclose(masked_scores.softmax(dim=0), pattern, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("model", "options", "name"),
+    [
+        (make_decoder(), {}, "embed"),
+        (make_decoder(), {"layer": -1}, "blocks.1.resid_post"),
+        (make_decoder("tiny-encoder"), {"layer": 0}, "blocks.0.resid_post"),
+        (make_encoder_decoder(), {"source": "hello", "kind": "encoder"}, "encoder.embed"),
+    ],
+)
+def test_simple_attention_has_no_queries_keys_and_values(model, options, name):
+    view = ch.lens.simple_attention(model, TEXT, **options)
+    vectors = model.watch(TEXT, [name], source=options.get("source"))[name][0]
+    is_causal = not (model.architecture == "encoder" or options.get("kind"))
+    for i, x_i in enumerate(vectors):
+        seen = vectors[: i + 1] if is_causal else vectors
+        scores = torch.stack([x_i.dot(x_j) for x_j in seen])
+        powers = (scores - scores.max()).exp()
+        alpha = powers / powers.sum()
+        assert torch.allclose(view.values[i, : len(seen)], alpha, atol=1e-5)
+        assert torch.allclose(view.scores.values[i, : len(seen)], scores, rtol=1e-4)
+        assert not view.values[i, len(seen) :].any()
+        total = sum(a * x_j for a, x_j in zip(alpha, seen, strict=True))
+        assert torch.allclose(view.outputs[i], total, atol=1e-5)
+    assert view.line_view().visible_lines()
+
+
 @pytest.mark.parametrize("activation", ["scores", "masked_scores"])
 def test_scores_are_signed(activation):
     view = ch.lens.attention(make_decoder(), TEXT, layer=0, head=0, activation=activation)
@@ -214,6 +240,8 @@ ERRORS = [
     (lambda m: ch.lens.attention(m, ["ab", "cd"]), "one text at a time, got 2"),
     (lambda m: ch.lens.softmax_steps(m, TEXT, layer=0, head=0, position=99), "no token 99"),
     (lambda m: ch.lens.attention(m, TEXT).line_view(), "single head"),
+    (lambda m: ch.lens.simple_attention(m, TEXT, kind="cross"), "single stack"),
+    (lambda m: ch.lens.simple_attention(m, TEXT, layer=9), "no layer 9"),
     (lambda m: ch.lens.rollout(m, TEXT, kind="cross"), "single stack"),
     (
         lambda m: ch.lens.head_scores(m, TEXT).patterns_by("first_tokn"),

@@ -49,16 +49,25 @@ EXAMPLES = {
     "see": (
         'clearhead see story "a fluffy blue creature" --layer 2 --head 2',
         'clearhead see story "a fluffy blue creature" --find-head creature fluffy',
+        'clearhead see story "a fluffy blue creature" --what simple-attention',
         'clearhead see story "Once upon a" --what lens --output lens.png',
         'clearhead see story "The little girl fell. Mom helped" '
         '--patch-from "The little boy fell. Mom helped"',
         'clearhead see en-de "Der Hund ist müde." --source "The dog is tired." --what cross',
     ),
+    "softmax": (
+        'clearhead softmax "6 -5 4 1.5 9.9" --temperature 1 --temperature 10',
+        'clearhead softmax "sat=3 ran=1 <pad>=-inf"',
+    ),
     "vectors": (
         'clearhead vectors words "king - man + woman"',
         'clearhead vectors words --direction "cat:cats dog:dogs" --words "students teacher apples"',
     ),
-    "models": ("clearhead models", "clearhead models story"),
+    "models": (
+        "clearhead models",
+        "clearhead models story",
+        "clearhead models story --parameters",
+    ),
     "get": ("clearhead get", "clearhead get smollm2-135m-instruct"),
     "export": ("clearhead export en-de en-de-for-ctranslate2 --format ctranslate2",),
     "serve": (

@@ -24,6 +24,7 @@ from clearhead.cli import (
     score,
     see,
     serve,
+    softmax,
     tokenizer,
     train,
     translate,
@@ -61,6 +62,7 @@ COMMANDS = (
     embed.embed,
     score.score,
     see.see,
+    softmax.softmax,
     vectors.vectors,
     models.models,
     get.get,
@@ -80,11 +82,15 @@ CONFIG_COMMANDS = (  # accept --dotted.flags, or pass on the flags of a benchmar
     presets.presets,
     bench.bench,
 )
+CONTEXT_SETTINGS = {
+    **dict.fromkeys(CONFIG_COMMANDS, ALLOW_CONFIG_FLAGS),
+    softmax.softmax: {"ignore_unknown_options": True},  # the first logit may have a minus sign
+}
 for command in COMMANDS:
     app.command(
         command.__name__,
         epilog=example_text(command.__name__),
-        context_settings=ALLOW_CONFIG_FLAGS if command in CONFIG_COMMANDS else None,
+        context_settings=CONTEXT_SETTINGS.get(command),
     )(command)
 app.add_typer(tokenizer.app, name="tokenizer", epilog=example_text("tokenizer"))
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clearhead.cli.common import echo
+from clearhead.cli.common import echo, format_table
+from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,13 +19,21 @@ if TYPE_CHECKING:
 
 def models(
     name: str | None = typer.Argument(
-        None, metavar="NAME", help="Print the card of this bundled model.", show_default=False
+        None,
+        metavar="NAME",
+        help="Print the card of this bundled model, or the parameters of any model.",
+        show_default=False,
+    ),
+    parameters: bool = typer.Option(
+        False, "--parameters", help="Count the parameters of any model part by part, with shapes."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List the installed models, or print the card of one.
 
-    A card contains training data, metrics, limitations, and how the model was trained.
+    A card contains training data, metrics, limitations, and how the model was trained. With
+    --parameters: shapes are those of the row form, x W. In column form, W x, each is transposed:
+    the embedding matrix W_E is d × |V|, with a column for each token.
     """
     from rich.console import Console
 
@@ -32,6 +41,11 @@ def models(
     from clearhead.weights.bundled import bundled_card, bundled_models
 
     console = Console(highlight=False, markup=False)
+    if parameters:
+        if not name:
+            raise ClearheadError("--parameters needs the NAME of a model.")
+        print_parameters(name, as_json)
+        return
     if name:
         card = bundled_card(name)
         if as_json:
@@ -47,6 +61,31 @@ def models(
         echo(json.dumps(record, ensure_ascii=False))
     else:
         print_list(console, cards, downloaded)
+
+
+def print_parameters(name: str, as_json: bool) -> None:
+    """The parameters of a model part by part, and their sum."""
+    from clearhead import lens
+    from clearhead.api import load
+
+    table = lens.parameters(load(name))
+    if as_json:
+        record = {"parameters": table.table(), "total": table.total}
+        echo(json.dumps(record, ensure_ascii=False))
+        return
+    rows = [
+        (
+            f"{group.part} {group.symbol}",
+            group.formula,
+            " × ".join(map(str, group.shape)),
+            str(group.layers),
+            "tied" if group.is_tied else f"{group.count:,}",
+        )
+        for group in table.groups
+    ]
+    rows.append(("total", "", "", "", f"{table.total:,}"))
+    echo(format_table(("part", "formula", "shape", "times", "parameters"), rows), nl=False)
+    echo(table.note)
 
 
 def print_list(

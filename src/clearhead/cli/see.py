@@ -28,6 +28,7 @@ VIEW_OPTIONS: dict[str, tuple[str, ...]] = {  # value of --what -> the options t
     "encoder": HEAD_OPTIONS,
     "attention": (*HEAD_OPTIONS, "ablate-head"),
     "cross": (*HEAD_OPTIONS, "ablate-head"),
+    "simple-attention": ("layer", "source", "ablate-head"),
     "scores": (*HEAD_OPTIONS, "ablate-head"),
     "value-weighted": (*HEAD_OPTIONS, "ablate-head"),
     "head-norms": ("source", "ablate-head"),
@@ -65,7 +66,8 @@ def see(
     ),
     layer: int = typer.Option(
         None,
-        help="Layer; negative ones count from the end. Default: 0, or all with --output.",
+        help="Layer; negative ones count from the end. Default: 0, or all with --output; "
+        "for simple-attention the embeddings.",
         show_default=False,
     ),
     head: int = typer.Option(
@@ -127,7 +129,7 @@ def see(
         show_or_save(lens.word_attention(loaded, word, text).find_heads(attended), output)
         return
     _check_model(loaded, what, source)
-    if output is None:  # a terminal shows one head
+    if output is None and what != "simple-attention":  # a terminal shows one head
         layer = layer or 0
         head = head or 0
     view = _make_view(
@@ -211,6 +213,8 @@ def _make_view(
             return lens.attention(model, text, **heads, **inputs)
         case "encoder" | "cross":
             return lens.attention(model, text, kind=what, **heads, **inputs)
+        case "simple-attention":
+            return lens.simple_attention(model, text, layer=heads["layer"], **inputs)
         case "scores":
             return lens.attention(model, text, activation="masked_scores", **heads, **inputs)
         case "value-weighted":
@@ -226,7 +230,9 @@ def _make_view(
         case "lens":
             return lens.logit_lens(model, text, **inputs)
         case "logits":
-            return lens.logit_lens(model, text, top_k=10, **inputs).final_predictions()
+            if model.config.model.head.kind == "regression":
+                return lens.logit_lens(model, text, **inputs).final_predictions()
+            return lens.logits(model, text, **inputs)
         case "attribution":
             return lens.attribution(model, text, **answer, **inputs)
         case "ablation":

@@ -108,7 +108,7 @@ class SamplingConfig:
         check_int("max_tokens", self.max_tokens, 1, MAX_COUNT)
         check_int("top_k", self.top_k, maximum=MAX_COUNT)
         check_int("seed", self.seed, maximum=MAX_SEED)
-        _check_number("temperature", self.temperature, 0.0, MAX_NUMBER)
+        check_temperature(self.temperature)
         _check_number("top_p", self.top_p, MIN_POSITIVE, 1.0)
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_number("repetition_penalty", self.repetition_penalty, MIN_POSITIVE, MAX_NUMBER)
@@ -171,6 +171,11 @@ def check_option_names(
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether this is an int or a float; Python counts booleans as ints."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_temperature(temperature: object) -> None:
+    """Raise unless this is a temperature; 0 is greedy decoding."""
+    _check_number("temperature", temperature, 0.0, MAX_NUMBER)
 
 
 def _check_number(name: str, value: object, minimum: float, maximum: float) -> None:

@@ -7,6 +7,7 @@ from clearhead.lens.attention import (
     head_output_norms,
     head_scores,
     rollout,
+    simple_attention,
     softmax_steps,
     value_weighted_attention,
     word_attention,
@@ -15,6 +16,7 @@ from clearhead.lens.circuits import circuit, composition
 from clearhead.lens.logit_attribution import attribution
 from clearhead.lens.logit_lens import logit_lens
 from clearhead.lens.max_activating_examples import max_activating_examples
+from clearhead.lens.parameters import parameters
 from clearhead.lens.patching import patching
 from clearhead.lens.position_encodings import (
     position_shift,
@@ -24,6 +26,7 @@ from clearhead.lens.position_encodings import (
     rotary_angles,
 )
 from clearhead.lens.residual_norms import residual_norms
+from clearhead.lens.softmax import logits, softmax
 from clearhead.lens.steering import steering
 from clearhead.lens.tokens import tokens
 from clearhead.lens.training_trace import read_training_trace
@@ -40,7 +43,9 @@ __all__ = [
     "head_output_norms",
     "head_scores",
     "logit_lens",
+    "logits",
     "max_activating_examples",
+    "parameters",
     "patching",
     "position_shift",
     "position_similarity",
@@ -50,6 +55,8 @@ __all__ = [
     "residual_norms",
     "rollout",
     "rotary_angles",
+    "simple_attention",
+    "softmax",
     "softmax_steps",
     "steering",
     "tokens",

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -26,6 +26,7 @@ from clearhead.lens.argument_checks import (
 )
 from clearhead.lens.circuits import output_matrices
 from clearhead.lens.hook_points import AttentionKind, attention_module, attention_path, num_layers
+from clearhead.lens.softmax import shifted_exponentials
 from clearhead.lens.text_stack import TextStack
 from clearhead.lens.view import Row, View, label_axes
 from clearhead.lens.word_in_context import locate_word
@@ -64,7 +65,16 @@ class AttentionView(View):
             query = check_token(position, len(values))
             values = torch.zeros_like(values)
             values[query] = self.values[query]
-        return AttentionLines(**{**vars(self), "values": values})
+        shared = {field.name: getattr(self, field.name) for field in fields(View)}
+        return AttentionLines(**{**shared, "values": values})
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class SimpleAttention(AttentionView):
+    """The weights α, query × key, with what they come from and what they give."""
+
+    scores: View  # the dot products, −∞ where the mask is
+    outputs: Tensor  # the weighted sums a, token × d_model
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -120,6 +130,58 @@ def attention(
     cache = watch_single_text(model, select, x, source, images, audio, edits)
     patterns = [single_text(cache[name]) for name in names]
     return _attention_view(cache, patterns, layer, head, kind, activation)
+
+
+def simple_attention(
+    model: "Model",
+    x: "TextInput | None" = None,
+    *,
+    layer: int | None = None,
+    kind: AttentionKind = "attention",
+    source: "TextInput | None" = None,
+    images: "MediaInput | None" = None,
+    audio: "MediaInput | None" = None,
+    edits: "Edits | None" = None,
+) -> SimpleAttention:
+    """The simplest attention, without queries, keys and values: scores are x_i · x_j (L3.2).
+
+    x are the token embeddings, or, with `layer`, the residual stream after that layer. A causal
+    model's tokens attend to themselves and those before, an encoder's to all. `outputs` are the
+    sums a_i = Σ α_ij x_j.
+    """
+    check_model(model)
+    if kind == "cross":
+        raise ClearheadError(
+            'simple_attention needs a single stack: kind="attention" or kind="encoder".'
+        )
+    n_layers = num_layers(model.config.model, kind)
+    prefix = "encoder." if kind == "encoder" else ""
+    name = f"{prefix}embed"
+    if layer is not None:
+        layer = check_layer(layer, n_layers)
+        name = f"{prefix}blocks.{layer}.resid_post"
+    cache = watch_single_text(model, [name], x, source, images, audio, edits)
+    vectors = single_text(cache[name])  # token d_model
+    scores = vectors @ vectors.mT
+    is_causal = kind == "attention" and model.net.is_causal
+    if is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+    pattern = scores.softmax(dim=-1)
+    queries, keys = query_key_labels(cache, kind, (len(scores), len(scores)))
+    axes = label_axes({"query": queries, "key": keys})
+    of = "embeddings" if layer is None else f"residual stream after layer {layer}"
+    title = f"{KIND_PREFIXES[kind]}simplest attention, {of}"
+    keys_note = "j ≤ i" if is_causal else "all j"
+    return SimpleAttention(
+        pattern,
+        axes,
+        title,
+        "pattern",
+        vmax=1.0,
+        note=f"softmax of x_i · x_j over {keys_note}; no queries, keys or values; rows sum to 1",
+        scores=View(scores, axes, title, "score", signed=True, note="x_i · x_j"),
+        outputs=pattern @ vectors,
+    )
 
 
 def cached_attention(
@@ -213,8 +275,7 @@ def softmax_steps(
     queries, keys = query_key_labels(cache, kind, (matrices[0].shape[0], matrices[0].shape[1]))
     position = check_token(position, len(queries))
     scores, masked_scores, pattern = (matrix[position] for matrix in matrices)
-    largest = masked_scores.max().nan_to_num(0, 0, 0)  # subtracted, so that exp cannot overflow
-    exponentials = (masked_scores - largest).exp()
+    exponentials = shifted_exponentials(masked_scores)
     return View(
         torch.stack((scores, masked_scores, exponentials, pattern)),
         label_axes({"step": ("scores", "masked", "exp", "softmax"), "key": keys}),
