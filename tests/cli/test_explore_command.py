@@ -3,7 +3,11 @@
 import json
 import re
 import socket
-from urllib.parse import quote
+import stat
+from html import unescape
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+from urllib.request import url2pathname
 
 import pytest
 import torch
@@ -77,6 +81,30 @@ def test_all_addresses_need_the_printed_key(folder, monkeypatch, capsys, host, i
     monkeypatch.setattr(server, "run_server", run_server)
     explore(folder, "--host", host, "--port", 0, "--no-open")
     assert statuses == [(401, 401)]
+
+
+def test_arguments_of_the_browser_do_not_contain_the_key(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CLEARHEAD_API_KEY", "my <secret> key")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    opened = []
+
+    def open_browser(url):
+        page = Path(url2pathname(urlsplit(url).path))
+        opened.append(page)
+        assert "secret" not in url
+        assert stat.S_IMODE(page.stat().st_mode) == 0o600
+        target = re.search(r'content="0; url=(.*)"', page.read_text())[1]
+        assert unescape(target) in capsys.readouterr().out
+        assert "<secret>" not in target
+
+    def run_server(app, registry, listener, load_all, on_ready):
+        with listener:
+            on_ready()
+
+    monkeypatch.setattr("webbrowser.open", open_browser)
+    monkeypatch.setattr(server, "run_server", run_server)
+    explore(folder, "--port", 0, "--text", "a & b")
+    assert [page.exists() for page in opened] == [False]
 
 
 def test_two_explorers_of_one_host_keep_their_keys(folder, monkeypatch, capsys):

@@ -4,8 +4,11 @@ import asyncio
 import os
 import secrets
 import webbrowser
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from html import escape
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
@@ -20,6 +23,14 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 NUM_FALLBACK_PORTS = 9
+REDIRECT_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta http-equiv="refresh" content="0; url={url}">
+<title>clearhead</title>
+<a href="{url}">Continue to clearhead</a>
+</html>
+"""
 
 
 def explore(
@@ -86,9 +97,10 @@ def explore(
         if not is_loopback(host):
             show_qr_code(url)
         if not no_open:
-            webbrowser.open(url)
+            webbrowser.open(files.enter_context(_redirect_file(url)))
 
-    run_server(app, registry, listener, load_all=False, on_ready=on_ready)
+    with ExitStack() as files:
+        run_server(app, registry, listener, load_all=False, on_ready=on_ready)
 
 
 def _default_models() -> list[str]:
@@ -116,6 +128,21 @@ def _listen_on_free_port(host: str, port: int) -> "socket":
 def _url_fragment(text: str, source: str) -> str:
     state = {key: value for key, value in (("text", text), ("source", source)) if value}
     return f"#{urlencode(state)}" if state else ""
+
+
+@contextmanager
+def _redirect_file(url: str) -> Iterator[str]:
+    """The file:// URL of a temporary page that leads to a URL and is readable by its owner only.
+
+    Other accounts see the arguments of a browser, so they must not contain the key.
+    """
+    home = Path.home()
+    # Browsers in a sandbox, such as Ubuntu's, cannot open files in /tmp.
+    folder = home if os.access(home, os.W_OK) else None
+    with NamedTemporaryFile("w", prefix="clearhead-", suffix=".html", dir=folder) as file:
+        file.write(REDIRECT_PAGE.format(url=escape(url)))
+        file.flush()
+        yield Path(file.name).as_uri()
 
 
 def _check_page_path(path: Path) -> None:
