@@ -54,6 +54,24 @@ def test_invalid_edits_are_refused(site, url, edits, message):
     assert message in error(site, url, {"text": "a dog", "edits": edits})
 
 
+@pytest.mark.parametrize(
+    ("url", "body", "start"),
+    [
+        ("/v1/completions", {"prompt": [int("9" * 4000)]}, "token id 999"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"9" * 4000: 1}}, "logit_bias"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": int("9" * 4000)}, "max_tokens must"),
+        ("/api/vectors", {"words": ["a", "b"], "layer": int("-" + "9" * 4000)}, "there is no"),
+        ("/api/runs", {"text": "a", "edits": [{"name": "x" * 190}]}, "'xxx"),
+        ("/api/runs", {"text": "a", "edits": [{**ABLATE, "head": int("9" * 4000)}]}, "there is"),
+    ],
+)
+def test_errors_shorten_what_they_repeat(site, url, body, start):
+    message = error(site, url, {"model": "m", **body})
+    assert message.startswith(start)
+    assert "…" in message
+    assert max(map(len, message.split())) < 100
+
+
 @pytest.mark.parametrize("window", ["²:3", "9" * 5000 + ":3", "1:", "-1:3", "1:2:3", "٣:٤"])
 def test_invalid_windows_are_refused(site, window):
     run = site.run()["id"]

@@ -1,6 +1,7 @@
 """Errors of the HTTP API."""
 
 import json
+import re
 from typing import Any
 
 from starlette.responses import Response
@@ -10,6 +11,7 @@ from clearhead.errors import ClearheadError, NonFiniteError
 JSONDict = dict[str, Any]
 
 
+LONG_WORD = re.compile(r"(\S{60})\S{40,}(\S{10})")  # such as an id of thousands of digits
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -41,7 +43,7 @@ class APIError(ClearheadError):
     def payload(self) -> dict[str, Any]:
         default_type = "invalid_request_error" if self.status_code < 500 else "server_error"
         error = {
-            "message": str(self),
+            "message": LONG_WORD.sub(r"\1…\2", str(self)),
             "type": ERROR_TYPES.get(self.status_code, default_type),
             "param": self.param,
             "code": self.code,
