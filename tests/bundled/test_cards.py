@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import clearhead as ch
 from clearhead.cli.common import parse_config_flags
@@ -19,7 +20,7 @@ from clearhead.weights.bundled import (
     bundled_models,
     bundled_path,
 )
-from clearhead.weights.model_cards import CARD_FILE, read_card, update_card
+from clearhead.weights.model_cards import CARD_FILE, read_card, update_card, weights_match_card
 from clearhead.weights.tensors import SafetensorsReader
 
 ROOT = Path(__file__).parents[2]
@@ -191,3 +192,21 @@ def test_update_card_creates_a_card_from_all_fields(folder):
     with pytest.raises(ch.ClearheadError, match=r"card\.json.* missing .* 'title'"):
         update_card(folder)
     assert update_card(folder, FIELDS) == card
+
+
+def test_verify_compares_the_weights_with_the_card(folder):
+    def verify():
+        return CliRunner().invoke(app, ["verify", str(folder)])
+
+    assert weights_match_card(folder) is None  # the card has no sha256 yet
+    update_card(folder)
+    done = verify()
+    assert done.exit_code == 0, done.output
+    assert "pass  weights have the sha256 of the card" in done.output
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1  # a bit of the last weight
+    weights.write_bytes(content)
+    done = verify()
+    assert done.exit_code == 1
+    assert "FAIL  weights have the sha256 of the card" in done.output

@@ -108,12 +108,25 @@ def update_card(folder: str | Path, fields: Mapping[str, object] | None = None) 
         "architecture": _architecture(folder),
         "num_parameters": sum(map(math.prod, SafetensorsReader(weights).shapes.values())),
         "size_bytes": sum(p.stat().st_size for p in folder.iterdir() if p.name != CARD_FILE),
-        "sha256": hashlib.sha256(weights[0].read_bytes()).hexdigest(),
+        "sha256": _sha256(weights[0]),
     }
     card = _parse_card(folder, new)
     content = json.dumps(new, indent=1, ensure_ascii=False) + "\n"
     write_atomic(folder / CARD_FILE, content.encode())
     return card
+
+
+def weights_match_card(folder: Path) -> bool | None:
+    """Whether the weights have the sha256 of the card in their folder; None without a card."""
+    if not (folder / CARD_FILE).is_file():
+        return None
+    sha256 = read_card(folder).sha256
+    return [_sha256(path) for path in folder.glob("*.safetensors")] == [sha256] if sha256 else None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _architecture(folder: Path) -> str:
