@@ -52,6 +52,26 @@ def test_train_solve_and_save(folder):
     assert "woman" in clearhead("vectors", "vectors", *options, cwd=folder).stdout
 
 
+def test_differences_are_compared(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    shown = CliRunner().invoke(app, ["vectors", "vectors", "queen - king = woman - man"]).stdout
+    comparison = ch.vectors(folder / "vectors").compare("queen - king = woman - man", 10)
+    views = [comparison, *comparison.neighbors]
+    assert shown == "".join(f"{view.terminal()}" for view in views)
+    options = ["vectors", "vectors", "king = queen", "--output", "cosine.csv"]
+    assert "saved" in CliRunner().invoke(app, options).stdout
+    assert (folder / "cosine.csv").read_text().startswith("right side,cosine\nas given,")
+
+
+def test_unknown_words_are_named_on_stderr(folder):
+    done = clearhead("vectors", "vectors", "--words", "king qeen man", cwd=folder)
+    assert done.returncode == 0
+    assert "qeen" in done.stderr
+    assert "Warning" not in done.stderr
+    assert done.stdout.splitlines()[1].split() == ["word\\other", "king", "man"]
+    assert clearhead("vectors", "vectors", "--words", "qeen mna", cwd=folder).returncode == 2
+
+
 def test_output_format_follows_the_file_name(folder):
     options = ("--data.train", "text.txt", SIZE, "--output", "vectors.bin")
     assert clearhead("train", "vectors", *options, cwd=folder).returncode == 0

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.errors import ClearheadWarning
 from clearhead.word_vectors import io
 from clearhead.word_vectors.benchmark import evaluate_vectors, spearman
 from clearhead.word_vectors.io import VectorTable, read_vectors, write_vectors
-from clearhead.word_vectors.vectors import parse_terms
+from clearhead.word_vectors.vectors import UnknownWordError, parse_terms
 
 WORDS = ["king", "queen", "man", "woman", "apple"]
 ROYAL, MALE, FEMALE, FRUIT = torch.eye(4)
@@ -90,12 +91,77 @@ def test_invalid_queries_are_rejected(vectors, model):
 
 @pytest.mark.parametrize(
     "expression",
-    ["king-man+woman", "king -man", "king- man + woman", "king+woman", "king −man", "king - b-c+d"],
+    ["king-man+woman", "king -man + woman", "king- man+woman", "E(king)−E(man)+E(woman)"],
 )
-def test_operators_without_spaces_are_rejected(vectors, model, expression):
+def test_operators_need_no_spaces(vectors, model, expression):
     for source in (vectors, ch.vectors(model), ch.vectors(model, layer=1)):
-        with pytest.raises(ch.ClearheadError, match="put spaces around"):
-            source.solve(expression)
+        words, total = source.evaluate_expression(expression)
+        assert [word.text for word in words] == ["king", "man", "woman"]
+        _, expected = source.evaluate_expression("king - man + woman")
+        torch.testing.assert_close(total, expected)
+
+
+def test_hyphenated_words_of_a_table_stay_whole():
+    table = VectorTable(["mother-in-law", "law", "C++"], torch.eye(3))
+    words, _ = ch.vectors(table).evaluate_expression("mother-in-law + C++")
+    assert [word.text for word in words] == ["mother-in-law", "C++"]
+
+
+def test_two_sides_are_compared(vectors):
+    for equation in ("queen - king = woman - man", "E(queen)-E(king) ≈ E(woman)-E(man)"):
+        comparison = vectors.compare(equation, top_k=1)
+        unit = torch.nn.functional.normalize(TABLE.vectors, dim=-1)
+        left = unit[1] - unit[0]
+        right = unit[3] - unit[2]
+        cosine = float(left @ right / (left.norm() * right.norm()))
+        assert comparison.table()[0]["cosine"] == pytest.approx(cosine)
+        assert comparison.lengths == pytest.approx((float(left.norm()), float(right.norm())))
+        assert (
+            comparison.neighbors[0].axes[0].labels
+            == vectors.nearest(left, 1, ["queen", "king"]).axes[0].labels
+        )
+
+
+def test_control_of_a_comparison_is_of_random_words():
+    torch.manual_seed(0)
+    names = [f"word{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(300)]
+    table = VectorTable(names, torch.randn(300, 50))
+    comparison = ch.vectors(table).compare(f"{names[0]} - {names[1]} = {names[0]} - {names[2]}")
+    given, mean, low, high = comparison.values.tolist()
+    assert given > 0.3
+    assert abs(mean) < 0.02
+    assert [low, high] == pytest.approx(
+        comparison.control.quantile(torch.tensor([0.025, 0.975])).tolist(), abs=1e-6
+    )
+    assert high == pytest.approx(2 / math.sqrt(50), abs=0.06)  # of independent directions
+    assert torch.equal(comparison.control, ch.vectors(table).compare(comparison.title).control)
+
+
+@pytest.mark.parametrize("equation", ["king = ", "king = man = woman", "king - man", "="])
+def test_a_comparison_has_two_sides(vectors, equation):
+    with pytest.raises(ch.ClearheadError, match="two sides"):
+        vectors.compare(equation)
+
+
+def test_unknown_words_are_left_out_with_a_warning(vectors):
+    with pytest.warns(ClearheadWarning, match="'qeen'"):
+        view = vectors.similarity(["king", "qeen", "man"])
+    assert view.axes[0].labels == ("king", "man")
+    with pytest.warns(ClearheadWarning, match="'dgo'"):
+        direction = vectors.direction([("dgo", "dogs"), ("king", "queen")])
+    assert direction.pairs == (("king", "queen"),)
+    with pytest.warns(ClearheadWarning, match="'frog'"):
+        assert direction.scores(["frog", "woman"]).axes[0].labels == ("woman",)
+    with pytest.raises(UnknownWordError, match="frog"):
+        direction.scores(["frog"])
+    with pytest.warns(ClearheadWarning), pytest.raises(ch.ClearheadError, match="each pair"):
+        vectors.direction([("king", "dgo")])
+
+
+def test_subscription_is_that_of_a_mapping(vectors):
+    torch.testing.assert_close(vectors["Apple"], FRUIT)
+    with pytest.raises(KeyError, match="did you mean 'queen'"):
+        vectors["qeen"]
 
 
 @pytest.mark.parametrize("expression", ["well-known", "C++", "king - well-known"])
@@ -231,7 +297,7 @@ def test_duplicate_words_are_found_quickly():
 def test_unknown_words_get_a_suggestion_quickly():
     names = [f"{letter}ord{i}" for letter in "wxyz" for i in range(5_000)]
     with pytest.raises(
-        ch.ClearheadError, match="'wrod77' is not among the 20,000 words; did you mean 'word77'"
+        ch.ClearheadError, match=r"'wrod77' is not among the 20,000 words \(did you mean 'word77'"
     ):
         ch.vectors(VectorTable(names, torch.ones(len(names), 1))).solve("wrod77")
 

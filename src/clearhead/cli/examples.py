@@ -61,6 +61,7 @@ EXAMPLES = {
     ),
     "vectors": (
         'clearhead vectors words "king - man + woman"',
+        'clearhead vectors words "queen - king = woman - man"',
         'clearhead vectors words --direction "cat:cats dog:dogs" --words "students teacher apples"',
     ),
     "models": (

@@ -1,5 +1,6 @@
 """`clearhead vectors`: similar words, analogies and directions."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,8 @@ def vectors(
     expression: str = typer.Argument(
         "",
         metavar="EXPRESSION",
-        help='A word, or an expression such as "king - man + woman".',
+        help='A word, or an expression such as "king - man + woman" or '
+        '"E(king) - E(man) + E(woman)"; "queen - king = woman - man" compares both sides.',
         show_default=False,
     ),
     layer: int = typer.Option(
@@ -47,7 +49,8 @@ def vectors(
 ) -> None:
     """Find similar words, solve analogies, measure directions.
 
-    --direction with --words projects words on a direction; --words alone compares them.
+    --direction with --words projects words on a direction; --words alone compares them. Unknown
+    words are left out with a warning.
     """
     from clearhead.api import load
     from clearhead.lens.view import check_output_path
@@ -68,7 +71,8 @@ def vectors(
     pairs = [_parse_pair(pair) for pair in direction.split()]
     path = hub.find_model(model) or Path(model)
     loaded = load_vectors(path if has_word_vectors(path) else load(model), layer)
-    for view in _views(loaded, expression, pairs, words.split(), benchmark, top_k):
+    views = _views(loaded, expression, pairs, words.split(), benchmark, top_k)
+    for view in views if output is None else views[:1]:
         show_or_save(view, output)
 
 
@@ -82,6 +86,9 @@ def _views(
 ) -> "list[View]":
     from clearhead.word_vectors.benchmark import evaluate_vectors
 
+    if re.search(r"\S\s*[=≈]\s*\S", expression):
+        comparison = vectors.compare(expression, top_k)
+        return [comparison, *comparison.neighbors]
     if expression:
         return [vectors.solve(expression, top_k)]
     if pairs:

@@ -1,7 +1,7 @@
 """Word vectors (L1.4): nearest words, analogies such as `king - man + woman`, and directions."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.data.batch import batches_by_length
-from clearhead.errors import ClearheadError, suggest
+from clearhead.errors import ClearheadError, suggest, warn
 from clearhead.lens.argument_checks import check_top_k
 from clearhead.lens.text_stack import TextStack
 from clearhead.lens.view import View, label_axes
 from clearhead.progress_bar import progress_bar
+from clearhead.tokenizers.tokenizer import VISIBLE_WHITESPACE
 from clearhead.weights.bundled import bundled_path
 from clearhead.word_vectors.io import VectorTable, has_word_vectors, read_vectors, write_vectors
 
@@ -26,22 +27,26 @@ if TYPE_CHECKING:
 # --- expressions
 SIGN_OF = {"+": 1, "-": -1, "−": -1}
 UNSUPPORTED_OPERATORS = ("*", "×", "·", "/", "÷", "^", "=")
+OPERATOR = re.compile(r"([+−-])")
 # + or - without spaces around it; a hyphen between words may be part of a name.
 UNSPACED_OPERATOR = re.compile(r"\w[+−]\w|(?<!\S)[+−-]\w|\w[+−-](?!\S)")
 MIN_NORM = 1e-6  # of a sum that has a direction
 Terms = list[tuple[int, str]]  # sign and word
 
 
-def parse_terms(expression: str) -> Terms:
+def parse_terms(expression: str, is_word: Callable[[str], bool] = bool) -> Terms:
     """Split `king - man + woman`, or `E(king) - E(man) + E(woman)`, into signed words.
 
-    + and - are surrounded by spaces; consecutive words are one name.
+    Consecutive words are one name. Text between spaces that is not a word is split at + and -.
     """
     example = "write it as king - man + woman."
+    parts: list[str] = []
+    for part in re.sub(r"\bE\(([^()]*)\)", r" \1 ", expression).split():
+        parts += [part] if part in SIGN_OF or is_word(part) else OPERATOR.split(part)
     terms: Terms = []
     sign = 1
     words: list[str] = []
-    for i, part in enumerate(re.sub(r"\bE\(([^()]*)\)", r"\1", expression).split()):
+    for i, part in enumerate(filter(None, parts)):
         if words and part in UNSUPPORTED_OPERATORS:
             raise ClearheadError(
                 f"{expression!r} contains {part!r}, but only + and - are supported; {example}"
@@ -61,6 +66,12 @@ def parse_terms(expression: str) -> Terms:
 
 
 # --- sources
+class UnknownWordError(ClearheadError, KeyError):
+    """A word that has no vector."""
+
+    __str__ = Exception.__str__  # a KeyError would print the repr of the message
+
+
 TOKENS_PER_BATCH = 256
 
 
@@ -83,6 +94,7 @@ class VectorSource(Protocol):
     @property
     def matrix(self) -> Tensor: ...
     def has_word(self, text: str) -> bool: ...
+    def split_word(self, text: str) -> tuple[str, ...]: ...
     def lookup(self, texts: Sequence[str]) -> list[WordVector]: ...
 
 
@@ -108,12 +120,19 @@ class TableSource:
     def has_word(self, text: str) -> bool:
         return text in self._row_indices or text.lower() in self._row_indices
 
+    def split_word(self, text: str) -> tuple[str, ...]:
+        """No tokens; raises if the word is unknown."""
+        self.row_index(text)
+        return ()
+
     def row_index(self, text: str) -> int:
         """The row of a word."""
         if not self.has_word(text):
-            has_sign = len(text) > 1 and any(sign in text[1:] for sign in SIGN_OF)
-            hint = "put spaces around + and -." if has_sign else suggest(text.lower(), self.names)
-            raise ClearheadError(f"{text!r} is not among the {len(self.names):,} words; {hint}")
+            raise UnknownWordError(
+                f"{text!r} is not among the {len(self.names):,} words "
+                f"({suggest(text.lower(), self.names)}); a language model such as "
+                "smollm2-135m-instruct has vectors for all words."
+            )
         return self._row_indices[text if text in self._row_indices else text.lower()]
 
     def lookup(self, texts: Sequence[str]) -> list[WordVector]:
@@ -144,8 +163,18 @@ class EmbeddingSource:
         except ClearheadError:
             return False
 
+    def split_word(self, text: str) -> tuple[str, ...]:
+        """The tokens of a word; raises if it is unknown."""
+        return self.text_stack.to_str_tokens(self._encode(text))
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            return self.text_stack.encode_word(text)
+        except ClearheadError as error:
+            raise UnknownWordError(str(error)) from None
+
     def lookup(self, texts: Sequence[str]) -> list[WordVector]:
-        rows = [self.text_stack.encode_word(text) for text in texts]
+        rows = [self._encode(text) for text in texts]
         return [
             WordVector(text, vectors.mean(dim=0), self.text_stack.to_str_tokens(row))
             for text, row, vectors in zip(texts, rows, self._vectors_of_rows(rows), strict=True)
@@ -198,6 +227,12 @@ class LayerSource(EmbeddingSource):
 
 
 # --- queries
+CONTROL_WORDS = 5000
+CONTROL_SUMS = 1000
+CONTROL_QUANTILES = (0.025, 0.975)
+COMPARISON_ROWS = ("as given", "random words, mean", "lower 2.5%", "upper 2.5%")
+
+
 @dataclass(frozen=True)
 class Direction:
     """The mean difference between the second and the first words of some pairs."""
@@ -216,10 +251,10 @@ class Direction:
         return float(self.vectors[word] @ self.vector)
 
     def scores(self, words: Sequence[str]) -> View:
-        """The scores of several words, as a view."""
-        word_vectors = self.vectors.lookup(words)
+        """The scores of several words, as a view. Unknown words are left out with a warning."""
+        word_vectors = self.vectors.lookup_known(words)
         values = torch.stack([word.vector for word in word_vectors]) @ self.vector
-        axes = label_axes({"word": list(words)})
+        axes = label_axes({"word": [word.text for word in word_vectors]})
         note = "dot product with the mean difference (second − first)" + _tokens_note(word_vectors)
         return View(values, axes, self._title, "score", signed=True, note=note)
 
@@ -232,6 +267,15 @@ class Direction:
     @property
     def _title(self) -> str:
         return f"direction {', '.join(f'{first} → {second}' for first, second in self.pairs)}"
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class SumComparison(View):
+    """The cosine of two sums, and of the first with random sums: mean and 95% range."""
+
+    lengths: tuple[float, float]
+    control: Tensor  # a cosine for each random sum
+    neighbors: tuple[View, View]  # the nearest words of each side
 
 
 class Vectors:
@@ -252,11 +296,28 @@ class Vectors:
 
     def lookup(self, words: Sequence[str]) -> list[WordVector]:
         """Words with their vectors and tokens."""
-        if isinstance(words, str) or not words:
-            raise ClearheadError(
-                f"words must be a non-empty list, got {words!r:.60}; write ['one', 'two']."
-            )
-        return self.source.lookup([_check_word(word) for word in words])
+        return self.source.lookup(_check_words(words))
+
+    def lookup_known(self, words: Sequence[str]) -> list[WordVector]:
+        """The same, without unknown words, which a warning names; an error if all are unknown."""
+        known, errors = self.split_known(words)
+        if not known:
+            raise errors[0]
+        if errors:
+            warn(f"left out: {'; '.join(str(error).removesuffix('.') for error in errors)}.")
+        return self.lookup(known)
+
+    def split_known(self, words: Sequence[str]) -> tuple[list[str], list[UnknownWordError]]:
+        """The words that have vectors, and an error for each that has none."""
+        known: list[str] = []
+        errors: list[UnknownWordError] = []
+        for word in _check_words(words):
+            try:
+                self.source.split_word(word)
+                known.append(word)
+            except UnknownWordError as error:
+                errors.append(error)
+        return known, errors
 
     def solve(self, expression: str, top_k: int = 10, include_inputs: bool = False) -> View:
         """The words nearest to a sum such as `king - man + woman`, without the words in it.
@@ -273,16 +334,76 @@ class Vectors:
 
     def evaluate_expression(self, expression: str) -> tuple[list[WordVector], Tensor]:
         """The words of a sum, and the sum of their normalized vectors."""
-        terms = parse_terms(_check_word(expression))
+        terms = parse_terms(_check_word(expression), self._is_word)
         words = self.lookup([word for _, word in terms])
-        for word in words:
-            if len(word.tokens) > 1 and UNSPACED_OPERATOR.search(word.text):
-                raise ClearheadError(f"{word.text!r} is not a word; put spaces around + and -.")
         signs = torch.tensor([float(sign) for sign, _ in terms])
         total = signs @ F.normalize(torch.stack([word.vector for word in words]), dim=-1)
         if total.norm() < MIN_NORM:
             raise ClearheadError(f"{expression!r} is zero: all words in it cancel out.")
         return words, total
+
+    def _is_word(self, text: str) -> bool:
+        """Whether a part of an expression is one word, rather than words with operators."""
+        if not self.source.has_word(text):
+            return False
+        has_operator = UNSPACED_OPERATOR.search(text) is not None
+        return not has_operator or len(self.source.split_word(text)) <= 1
+
+    def compare(self, equation: str, top_k: int = 5) -> "SumComparison":
+        """How close the two sides of `queen - king = woman - man` are.
+
+        As a control, the left side is also compared with random words, added and subtracted as on
+        the right side. Vectors are normalized before they are added.
+        """
+        sides = [side.strip() for side in re.split("[=≈]", _check_word(equation))]
+        if len(sides) != 2 or not all(sides):
+            raise ClearheadError(
+                f"compare needs two sides, as in queen - king = woman - man, got {equation!r}."
+            )
+        evaluated = [self.evaluate_expression(side) for side in sides]
+        left, right = (total for _, total in evaluated)
+        signs = torch.tensor([float(sign) for sign, _ in parse_terms(sides[1], self._is_word)])
+        control = F.cosine_similarity(left, self._random_sums(signs), dim=-1)
+        cosine = F.cosine_similarity(left, right, dim=0)
+        low, high = control.quantile(torch.tensor(CONTROL_QUANTILES)).tolist()
+        num_as_close = int((control >= cosine).sum())
+        words = [word for words, _ in evaluated for word in words]
+        lengths = float(left.norm()), float(right.norm())
+        return SumComparison(
+            torch.tensor([float(cosine), float(control.mean()), low, high]),
+            label_axes({"right side": COMPARISON_ROWS}),
+            equation,
+            "cosine",
+            signed=True,
+            vmax=1.0,
+            note=f"cosine with {sides[0]} (length {lengths[0]:.3g}; {sides[1]}: {lengths[1]:.3g}); "
+            f"{num_as_close} of {len(control):,} sums of random words come as close"
+            + _tokens_note(words),
+            lengths=lengths,
+            control=control,
+            neighbors=(self.solve(sides[0], top_k), self.solve(sides[1], top_k)),
+        )
+
+    def _random_sums(self, signs: Tensor) -> Tensor:
+        """Sums of random words with these signs: whole words, the most frequent if sorted."""
+        names = self.source.names
+        has_spaces = any(name.startswith(VISIBLE_WHITESPACE[" "]) for name in names)
+        plain = [
+            i
+            for i, name in enumerate(names)
+            if name.startswith(VISIBLE_WHITESPACE[" "]) == has_spaces
+            and _fold_name(name).isalpha()
+            and not name.startswith("##")
+        ]
+        rows = torch.tensor(plain[:CONTROL_WORDS] or range(len(names)))
+        weights = torch.ones(CONTROL_SUMS, len(rows))
+        chosen = torch.multinomial(
+            weights,
+            len(signs),
+            replacement=len(rows) < len(signs),
+            generator=torch.Generator().manual_seed(0),
+        )
+        return torch.einsum("t, std -> sd", signs, self.normalized[rows[chosen]])
 
     def nearest(self, vector: Tensor, top_k: int = 10, exclude: Sequence[str] = ()) -> View:
         """The words nearest to a vector."""
@@ -314,20 +435,28 @@ class Vectors:
         return self.solve(word, top_k)
 
     def similarity(self, words: Sequence[str]) -> View:
-        """The cosine between any two of some words."""
-        word_vectors = self.lookup(words)
+        """The cosine between any two of some words. Unknown ones are left out with a warning."""
+        word_vectors = self.lookup_known(words)
         rows = torch.stack([word.vector for word in word_vectors])
         note = "cosine between two words" + _tokens_note(word_vectors)
-        return _cosine_view(rows, {"word": words, "other": words}, "word similarity", note)
+        names = [word.text for word in word_vectors]
+        return _cosine_view(rows, {"word": names, "other": names}, "word similarity", note)
 
     def direction(self, pairs: Sequence[tuple[str, str]]) -> Direction:
-        """The direction from first to second words: `[("cat", "cats"), ("dog", "dogs")]`."""
+        """The direction from first to second words: `[("cat", "cats"), ("dog", "dogs")]`.
+
+        Pairs with an unknown word are left out with a warning.
+        """
         if not isinstance(pairs, tuple | list) or not pairs or not all(map(_is_pair, pairs)):
             raise ClearheadError(
                 f'a direction needs a list of pairs, like [("cat", "cats")], got {pairs!r:.60}.'
             )
-        words = self.lookup([word for pair in pairs for word in pair])
-        ends = list(zip(words[::2], words[1::2], strict=True))
+        words = self.lookup_known([word for pair in pairs for word in pair])
+        known = {word.text: word for word in words}
+        pairs = [pair for pair in pairs if all(word.strip() in known for word in pair)]
+        if not pairs:
+            raise ClearheadError("each pair of the direction has an unknown word.")
+        ends = [(known[first.strip()], known[second.strip()]) for first, second in pairs]
         differences = torch.stack([second.vector - first.vector for first, second in ends])
         names = tuple((first.text, second.text) for first, second in ends)
         return Direction(self, names, differences)
@@ -385,6 +514,14 @@ def _check_word(word: object) -> str:
     if not isinstance(word, str) or not word.strip():
         raise ClearheadError(f"expected a word, got {word!r:.60}.")
     return word.strip()
+
+
+def _check_words(words: Sequence[str]) -> list[str]:
+    if isinstance(words, str) or not words:
+        raise ClearheadError(
+            f"words must be a non-empty list, got {words!r:.60}; write ['one', 'two']."
+        )
+    return [_check_word(word) for word in words]
 
 
 def _is_pair(pair: object) -> bool:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from fastapi import APIRouter, Query
@@ -225,7 +225,7 @@ def query_vectors(loaded_model: LoadedModel, request: VectorsRequest) -> JSONDic
         return {
             "view": view_to_dict(direction.scores(request.words)),
             "agreement": view_to_dict(direction.agreement()),
-            "words": _word_tokens(vectors, words),
+            **_word_tokens(vectors, words),
         }
     if request.expression:
         num_read = loaded_model.model.num_parameters() * len(vectors)
@@ -239,7 +239,7 @@ def query_vectors(loaded_model: LoadedModel, request: VectorsRequest) -> JSONDic
         raise ClearheadError("Give an expression (king - man + woman), words, or pairs and words.")
     return {
         "view": view_to_dict(vectors.similarity(request.words)),
-        "words": _word_tokens(vectors, request.words),
+        **_word_tokens(vectors, request.words),
     }
 
 
@@ -261,7 +261,7 @@ def _evaluate_expression(vectors: Vectors, request: VectorsRequest) -> JSONDict:
     labels.append((request.expression, "result"))
     return {
         "view": view_to_dict(view),
-        "words": _word_tokens(vectors, [word.text for word in inputs]),
+        **_word_tokens(vectors, [word.text for word in inputs]),
         "num_words": len(vectors),
         "points": [
             {"text": text, "role": role, "position": position}
@@ -271,12 +271,15 @@ def _evaluate_expression(vectors: Vectors, request: VectorsRequest) -> JSONDict:
     }
 
 
-def _word_tokens(vectors: Vectors, words: Sequence[str]) -> list[dict[str, Any]]:
-    """Each word with its tokens; the page warns about words of several tokens."""
-    unique_words = [*dict.fromkeys(words)]
-    return [
-        {"text": word.text, "pieces": list(word.tokens)} for word in vectors.lookup(unique_words)
-    ]
+def _word_tokens(vectors: Vectors, words: Sequence[str]) -> JSONDict:
+    """Each word with its tokens, about several of which the page warns; and unknown words."""
+    known, errors = vectors.split_known([*dict.fromkeys(words)])
+    return {
+        "words": [
+            {"text": word.text, "pieces": list(word.tokens)} for word in vectors.lookup(known)
+        ],
+        "left_out": [str(error) for error in errors],
+    }
 
 
 def project_to_plane(points: Tensor) -> tuple[Tensor, float]:
