@@ -1,5 +1,8 @@
 """The network: initialization, dropout, tying, caches, masks, dtypes and errors."""
 
+import resource
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -113,6 +116,24 @@ def test_rows_of_different_lengths_share_a_cache():
         for row, token, hidden in zip(rows, tokens, batched, strict=True):
             row.append(token)
             assert torch.allclose(hidden[-1], net(torch.tensor([row]))[0, -1], atol=1e-5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_unused_capacity_of_a_cache_takes_no_memory():
+    def resident_bytes():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    net = ch.new("tiny-decoder", context_length=2**19).net
+    before = resident_bytes()
+    cache = net.init_cache(1)
+    with torch.no_grad():
+        net(torch.ones(1, 9, dtype=torch.long), cache=cache)
+    num_bytes = sum(kv.keys.nbytes + kv.values.nbytes for kv, _ in cache.layers)
+    assert num_bytes > 2**27
+    assert resident_bytes() - before < num_bytes / 4
+    for kv, _ in cache.layers:
+        assert kv.keys[:, :, :9].abs().amax(-1).min() > 0
+        assert not kv.keys[:, :, 9:99].any()
 
 
 def test_packed_target_attends_only_to_the_source_of_its_segment():

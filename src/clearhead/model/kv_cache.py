@@ -5,6 +5,8 @@ computes them, `KVCache` computes those of the new tokens and returns all so far
 computes them once per source.
 """
 
+import math
+import mmap
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 
+MIN_MAPPED_BYTES = 2**20  # less is not worth a mapping of its own
 KeysValues = tuple[Float[Tensor, "batch head key d"], Float[Tensor, "batch head key d"]]
 ComputeKV = Callable[..., KeysValues]
 
@@ -97,8 +100,8 @@ class KVCache:
     def __init__(self, rows: CacheRows, heads: int, d_head: int, dtype: torch.dtype) -> None:
         shape = (len(rows.lengths), heads, rows.capacity, d_head)
         self.rows = rows
-        self.keys = torch.zeros(shape, dtype=dtype, device=rows.lengths.device)
-        self.values = torch.zeros(shape, dtype=dtype, device=rows.lengths.device)
+        self.keys = _zeros(shape, dtype, rows.lengths.device)
+        self.values = _zeros(shape, dtype, rows.lengths.device)
 
     def __call__(self, compute: ComputeKV, *args: object) -> KeysValues:
         new_keys, new_values = compute(*args)
@@ -119,6 +122,15 @@ class KVCache:
         for cached in (self.keys, self.values):
             used = cached[:, :, : self.rows.max_length]
             used[: len(index)] = used.index_select(0, index)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, which take memory only once they are overwritten if they are many and on a CPU."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or num_bytes < MIN_MAPPED_BYTES:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 class CrossKVCache:
