@@ -74,9 +74,9 @@ def page_on(browser):
     """`with page_on(models) as visit:` with models by name, a registry, or one model."""
 
     @contextmanager
-    def opened(models, **options):
+    def opened(models, allow_downloads=False, **options):
         models = models if isinstance(models, dict | ModelRegistry) else {"model": models}
-        with run_server(models, page=True) as server:
+        with run_server(models, page=True, allow_downloads=allow_downloads) as server:
             context = browser.new_context(
                 accept_downloads=True, **{"viewport": {"width": 1200, "height": 850}, **options}
             )

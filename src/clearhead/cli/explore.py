@@ -87,7 +87,7 @@ def explore(
         return
     # Other accounts of this machine reach the loopback address, too.
     api_key = os.environ.get("CLEARHEAD_API_KEY") or secrets.token_urlsafe(12)
-    app = create_app(registry, Limits(), api_key, page=True, hosts=[host])
+    app = create_app(registry, Limits(), api_key, page=True, hosts=[host], allow_downloads=True)
     listener = _listen_on_free_port(host, port)
     port = listener.getsockname()[1]
     url = f"{server_url(host, port)}?key={quote(api_key)}{_url_fragment(text, source)}"

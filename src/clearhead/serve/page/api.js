@@ -115,7 +115,10 @@ export async function isAlive() {
 	}
 }
 
-function cacheKey(method, url, body) {
+/** Drop a cached response. */
+export const forget = (method, url) => cache.delete(cacheKey(method, url));
+
+function cacheKey(method, url, body = undefined) {
 	return `${method} ${url.replace(/^\//, "")}${body === undefined ? "" : ` ${JSON.stringify(body)}`}`;
 }
 

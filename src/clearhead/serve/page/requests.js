@@ -57,6 +57,13 @@ export function reloadAll() {
 	notify();
 }
 
+/** Load a GET resource again; its old value stays visible meanwhile. */
+export function invalidate(url) {
+	api.forget("GET", url);
+	if (slots.has(url)) slots.get(url).key = "";
+	notify();
+}
+
 const identity = (value) => value;
 
 /** GET JSON as a resource; `convert` transforms the response once. @returns {Resource} */

@@ -79,6 +79,7 @@ interface Card {
 	reads_images: boolean;
 	reads_audio: boolean;
 	has_chat: boolean;
+	has_chat_template: boolean; // of its own, so it was trained to chat
 	has_training_trace: boolean;
 	views: string[];
 	fingerprint: string;
@@ -95,6 +96,16 @@ interface Examples {
 	context_texts: string[];
 	substitutes: string[];
 	file: { name: string; data: string } | null;
+}
+
+/** A published model that the server may download. */
+interface Offer {
+	name: string;
+	title: string;
+	megabytes: number;
+	is_downloaded: boolean;
+	is_served: boolean;
+	is_allowed: boolean;
 }
 
 /** The state of the page, which is also its URL. */

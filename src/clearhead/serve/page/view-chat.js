@@ -4,12 +4,15 @@ import { html, nothing } from "lit-html";
 import * as api from "ch/api";
 import "ch/charts";
 import { button } from "ch/controls";
+import { CHAT_MODEL, downloadOffer } from "ch/downloads";
 import "ch/figure";
 import { formatCount } from "ch/format";
 import { editFields, getRun, postJson, renderResource } from "ch/requests";
 import { notify, registerDefaults, state } from "ch/state";
 import { nextTokenTable } from "ch/view-compare";
 
+const MAX_ANSWER_TOKENS = 200;
+const MAX_COMPARED_TOKENS = 40;
 const SEED_STEP = 1000003; // seed increment per answer, as in the library
 registerDefaults({
 	system: "You are an apple.",
@@ -19,11 +22,21 @@ registerDefaults({
 
 const ROLES = ["system", "user", "assistant"];
 let pendingAnswer = null; // { to, text, stop, error } while generating
+/** @type {{ to: string, texts: string[], error: string, isPending: boolean } | null} */
+let comparedAnswers = null; // with both system prompts
 
 function template(context) {
 	const { system, messages: turns } = context.state;
 	const input = getTokens(context, withSystem(system, turns), "conversation");
-	return html`<div class="columns chat-columns">
+	return html`${
+			context.card.has_chat_template
+				? nothing
+				: html`<p class="hint">
+							This model was not trained to chat: it has no chat template and continues your text.
+						</p>
+						${downloadOffer(CHAT_MODEL)}`
+		}
+		<div class="columns chat-columns">
 			<div>${conversationSection(context, input)}</div>
 			<div>${renderResource(input, inputFigure)} ${firstTokenFigure(context, input)}</div>
 		</div>
@@ -113,6 +126,12 @@ function conversationSection(context, input) {
 	</section>`;
 }
 
+function generationRequest(card, { temperature, top_k, top_p }, ids, maxTokens, seed) {
+	const max_tokens = Math.max(1, Math.min(maxTokens, card.context_length - ids.length));
+	const sampling = { temperature, top_k, top_p, seed };
+	return { model: card.name, ids, max_tokens, ...sampling, ...editFields() };
+}
+
 /** Generate an answer after exactly these tokens and append it as a message. */
 async function generateAnswer({ card, state: settings, set }, { ids }) {
 	const stop = new AbortController();
@@ -120,16 +139,8 @@ async function generateAnswer({ card, state: settings, set }, { ids }) {
 	const answers = settings.messages.filter(({ role }) => role === "assistant");
 	pendingAnswer = answer;
 	notify();
-	const body = {
-		model: card.name,
-		ids,
-		max_tokens: Math.max(1, Math.min(200, card.context_length - ids.length)),
-		temperature: settings.temperature,
-		top_k: settings.top_k,
-		top_p: settings.top_p,
-		seed: settings.seed + SEED_STEP * answers.length,
-		...editFields(),
-	};
+	const seed = settings.seed + SEED_STEP * answers.length;
+	const body = generationRequest(card, settings, ids, MAX_ANSWER_TOKENS, seed);
 	try {
 		await api.events(
 			"/api/generate",
@@ -258,11 +269,61 @@ function comparisonFigure(context, input) {
 						return html`<div class="bands">
 								${tokenDiff(input.value.tokens, result.tokens).map(([kind, token]) => html`<span class="message-token ${kind}" title=${{ removed: "only with the first prompt", added: "only with the other", same: "in both" }[kind]}>${withLineBreak(token)}</span>`)}
 							</div>
-							${renderResource(b, () => renderResource(a, () => nextTokenTable([a.value, b.value], [state.system, state.other_system].map(shortPrompt))))}`;
+							${renderResource(b, () => renderResource(a, () => nextTokenTable([a.value, b.value], [state.system, state.other_system].map(shortPrompt))))}
+							${answerPair(context, [input.value.ids, result.ids])}`;
 					})
 				: html`<p class="hint">Enter another system prompt to compare.</p>`
 		}
 	</ch-figure>`;
+}
+
+/** The beginnings of the answers with both system prompts, side by side. */
+function answerPair(context, ids) {
+	const { card, state } = context;
+	const prompts = [state.system, state.other_system];
+	const key = JSON.stringify([ids, generationRequest(card, state, [], 0, state.seed)]);
+	const answers = comparedAnswers?.to === key ? comparedAnswers : null;
+	return html`<p class="row">
+			${button("Answer with both", () => compareAnswers(card, state, ids, key), {
+				disabled: !!api.snapshot || !!comparedAnswers?.isPending,
+				title: api.snapshot ? api.LIVE_ONLY : "",
+			})}
+			<span class="hint">The first ${MAX_COMPARED_TOKENS} tokens of each.</span>
+		</p>
+		${answers?.error ? html`<p class="problem">${answers.error}</p>` : nothing}
+		${
+			answers
+				? html`<dl class="answers" aria-live="polite">
+						${prompts.map(
+							(prompt, i) =>
+								html`<div>
+									<dt>${shortPrompt(prompt)}</dt>
+									<dd>${answers.texts[i] || "…"}</dd>
+								</div>`,
+						)}
+					</dl>`
+				: nothing
+		}`;
+}
+
+async function compareAnswers(card, settings, ids, to) {
+	const answers = { to, texts: ["", ""], error: "", isPending: true };
+	comparedAnswers = answers;
+	notify();
+	const onEvent = (i) => (event, data) => {
+		if (event === "token") answers.texts[i] += data.piece;
+		if (event === "error") answers.error = data.message;
+		notify();
+	};
+	const request = (ids) =>
+		generationRequest(card, settings, ids, MAX_COMPARED_TOKENS, settings.seed);
+	try {
+		await Promise.all(ids.map((ids, i) => api.events("/api/generate", request(ids), onEvent(i))));
+	} catch ({ message }) {
+		answers.error = message;
+	}
+	answers.isPending = false;
+	notify();
 }
 
 const shortPrompt = (text) =>

