@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.serve.explorer.executor import ExplorerExecutor
 from clearhead.serve.explorer.routes import words
 from clearhead.serve.explorer.routes.activations import LENS_MAX_TOKENS
 from clearhead.serve.registry import ModelRegistry
+from clearhead.word_vectors import vectors
 from page_site import page_client
 
 MOLES = ["American shrew mole", "one mole of carbon dioxide", "take a biopsy of the mole"]
@@ -200,6 +202,29 @@ def test_vector_expressions_equal_the_library(client):
     assert numbers(with_own["view"])[0] == pytest.approx(1.0, abs=1e-5)
     assert "king - man" in error(client, "/api/vectors", model="decoder", expression="king -")
     assert "no layer" in error(client, "/api/vectors", model="decoder", expression="king", layer=9)
+
+
+def test_vectors_of_a_layer_are_read_in_steps_between_other_requests(client, monkeypatch):
+    monkeypatch.setattr(vectors, "TOKENS_PER_BATCH", 64)
+    tokens_read = []  # in each turn of the request
+    submit = ExplorerExecutor.submit
+    read = vectors.LayerSource._read
+
+    def submit_and_count(self, *args):
+        tokens_read.append(0)
+        return submit(self, *args)
+
+    def read_and_count(self, rows):
+        tokens_read[-1] += len(rows)
+        return read(self, rows)
+
+    monkeypatch.setattr(ExplorerExecutor, "submit", submit_and_count)
+    monkeypatch.setattr(vectors.LayerSource, "_read", read_and_count)
+    response = request(client, "/api/vectors", model="rotary", expression="king - man", layer=0)
+    assert sum(tokens_read) > len(TOKENIZER) - 2
+    assert max(tokens_read) < 80
+    expected = ch.vectors(MODELS["rotary"], layer=0).solve("king - man")
+    assert response["view"]["axes"][0]["labels"] == list(expected.axes[0].labels)
 
 
 def test_cached_vectors_count_as_memory():

@@ -1,7 +1,7 @@
 """Word vectors (L1.4): nearest words, analogies such as `king - man + woman`, and directions."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -193,18 +193,27 @@ class LayerSource(EmbeddingSource):
     def __init__(self, text_stack: TextStack, layer: int) -> None:
         super().__init__(text_stack)
         self._name = text_stack.resid_name(layer)
+        self._matrix: Tensor | None = None
 
-    @cached_property
+    @property
     def matrix(self) -> Tensor:
-        starts = range(0, len(self._ids), TOKENS_PER_BATCH)
-        batches = [self._ids[start : start + TOKENS_PER_BATCH] for start in starts]
+        num_steps = -(-len(self._ids) // TOKENS_PER_BATCH)
         message = f"reading each token on its own, {TOKENS_PER_BATCH} at a time"
-        return torch.cat(
-            [
-                torch.cat(self._read([[i] for i in batch]))
-                for batch in progress_bar(batches, len(batches), message)
-            ]
-        )
+        if self._matrix is None:
+            for _ in progress_bar(self.read_in_steps(), num_steps, message):
+                pass
+        assert self._matrix is not None
+        return self._matrix
+
+    def read_in_steps(self) -> Iterator[None]:
+        """Compute the matrix in steps, for programs that do something else between them."""
+        vectors: list[Tensor] = []
+        while self._matrix is None:
+            batch = self._ids[len(vectors) : len(vectors) + TOKENS_PER_BATCH]
+            vectors += self._read([[i] for i in batch])
+            if len(vectors) == len(self._ids):
+                self._matrix = torch.cat(vectors)
+            yield
 
     def _vectors_of_rows(self, rows: list[list[int]]) -> list[Tensor]:
         vectors: dict[int, Tensor] = {}

@@ -1,7 +1,7 @@
 """Words: tokenization, embedding rows, word-vector arithmetic, and words in context."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Annotated
 
@@ -26,7 +26,7 @@ from clearhead.serve.explorer.requests import ExplorerRequest
 from clearhead.serve.explorer.serialize import describe_tokens, view_to_dict
 from clearhead.serve.registry import LoadedModel
 from clearhead.tokenizers.tokenizer import BYTE_CHARACTERS, BPEMerges, Tokenizer, encode_with_masks
-from clearhead.word_vectors.vectors import Vectors
+from clearhead.word_vectors.vectors import LayerSource, Vectors
 
 MAX_TOKENS = 8192  # of a tokenized text
 MATRIX_MAP_SIZE = (96, 64)  # maximum rows and columns of the embedding map
@@ -96,7 +96,7 @@ def word_routes(executor: ExplorerExecutor) -> APIRouter:
     @router.post("/vectors")
     async def vectors(request: VectorsRequest) -> JSONDict:
         async with executor.model_for(request) as loaded_model:
-            return await executor.submit(query_vectors, loaded_model, request)
+            return await executor.run_steps(query_vectors(loaded_model, request))
 
     @router.post("/context")
     async def in_context(request: ContextRequest) -> JSONDict:
@@ -217,30 +217,35 @@ def embedding_rows(model: Model, ids: str, unembedding: bool) -> View:
 # Vectors
 
 
-def query_vectors(loaded_model: LoadedModel, request: VectorsRequest) -> JSONDict:
+def query_vectors(loaded_model: LoadedModel, request: VectorsRequest) -> Iterator[JSONDict | None]:
+    """The vectors, after a None for each of the steps in which they are computed."""
     vectors = loaded_model.word_vectors(request.layer)
     if request.pairs and request.words:
         direction = vectors.direction(request.pairs)
         words = [word for pair in request.pairs for word in pair] + request.words
-        return {
+        yield {
             "view": view_to_dict(direction.scores(request.words)),
             "agreement": view_to_dict(direction.agreement()),
             **_word_tokens(vectors, words),
         }
-    if request.expression:
+    elif request.expression:
         num_read = loaded_model.model.num_parameters() * len(vectors)
         if request.layer is not None and num_read > MAX_PARAMETER_TOKENS:
             raise ClearheadError(
                 f"Reading {len(vectors):,} tokens up to layer {request.layer} would take too long. "
                 "Use the embedding matrix, or compare single words."
             )
-        return _evaluate_expression(vectors, request)
-    if len(request.words) < 2:
+        vectors.evaluate_expression(request.expression)  # raises before the vectors are read
+        if isinstance(vectors.source, LayerSource):
+            yield from vectors.source.read_in_steps()
+        yield _evaluate_expression(vectors, request)
+    elif len(request.words) < 2:
         raise ClearheadError("Give an expression (king - man + woman), words, or pairs and words.")
-    return {
-        "view": view_to_dict(vectors.similarity(request.words)),
-        **_word_tokens(vectors, request.words),
-    }
+    else:
+        yield {
+            "view": view_to_dict(vectors.similarity(request.words)),
+            **_word_tokens(vectors, request.words),
+        }
 
 
 def _evaluate_expression(vectors: Vectors, request: VectorsRequest) -> JSONDict:
