@@ -8,7 +8,7 @@ import torch
 from plural_pairs import DIRECTION, HUNDRED
 
 import clearhead as ch
-from clearhead.cli.demo import SENTENCE, find_example_head
+from clearhead.cli.demo import HEAD, LAYER, SENTENCE
 from clearhead.lens.attention import word_attention
 from clearhead.serve.explorer.example_inputs import MOVIE_REVIEWS
 from clearhead.weights.bundled import bundled_models
@@ -192,16 +192,23 @@ def test_the_senses_of_mole_separate_by_layer(name):
     assert float(margin[-1]) > 0.05
 
 
-# L3.6: a noun attends to the words before it
+# L3.6: queries and keys as a look-up
 
 
-def test_creature_attends_most_to_fluffy_and_blue():
-    view = word_attention(load("story"), "creature", SENTENCE)
-    layer, head = find_example_head()
-    weights = dict(zip(view.axes[-1].labels, view.values[layer, head].tolist(), strict=True))
-    adjectives = [weights.pop(word) for word in ("fluffy", "blue")]
-    assert min(adjectives) > max(weights.values())
-    assert sum(adjectives) > 0.5
+def test_demo_shows_the_head_that_finds_who_a_pronoun_means():
+    """It is the best head of the contrast, and each pronoun of the sentence prefers its person."""
+    story = load("story")
+    assert ch.lens.find_heads(story, "pronouns", top_k=1).heads == ((LAYER, HEAD),)
+    for pronoun, person, other in (
+        ("her", "Lily", "Tim"),
+        ("He", "Tim", "Lily"),
+        ("she", "Lily", "Tim"),
+    ):
+        view = word_attention(story, pronoun, SENTENCE)
+        weights = dict(zip(view.axes[-1].labels, view.values[LAYER, HEAD].tolist(), strict=True))
+        assert weights[person] > 4 * weights[other]
+        del weights[pronoun]
+        assert max(weights, key=weights.get) == person
 
 
 # L5.2: temperature flattens the distribution
@@ -252,3 +259,20 @@ def test_example_reviews_of_the_page_are_opposite_and_equally_long():
     assert [result.label for result in model.classify([*MOVIE_REVIEWS])] == ["positive", "negative"]
     lengths = {len(model.tokenizer.encode(text)) for text in MOVIE_REVIEWS}
     assert len(lengths) == 1  # so that one can be patched into the other
+
+
+# Heads with an effect, on sentences that did not choose them
+
+
+@pytest.mark.parametrize(
+    ("name", "contrast", "clear"),
+    [
+        ("story", "pronouns", True),  # the head of the page's first picture
+        ("story", "adjectives", False),  # its heads attend to the words before, adjectives or not
+        ("story", "it", False),  # a decoder has not read tired or wide at "it"
+        ("fill", "adjectives", False),
+        ("fill", "it", False),
+    ],
+)
+def test_heads_do_what_the_captions_say(name, contrast, clear):
+    assert ch.lens.find_heads(load(name), contrast).has_clear_effect == clear

@@ -25,7 +25,7 @@ def folders(tmp_path_factory):
 REQUIRED = {
     "cross": ["--source", "hello"],
     "encoder": ["--source", "hello"],
-    "find-head": ["--find-head", "abcab", "abcab"],
+    "find-head": ["--find-head", "abcab:abcab"],
     "patching": ["--patch-from", "bcabc"],
 }
 
@@ -66,7 +66,7 @@ def test_negative_layers_and_heads_count_from_the_end(folders, what, option, las
 
 
 def test_find_head_equals_the_library(folders):
-    shown = see(folders[0], "an old cat", "--find-head", "cat", "old").splitlines()
+    shown = see(folders[0], "an old cat", "--find-head", "cat:old").splitlines()
     found = ch.lens.word_attention(ch.load(folders[0]), "cat", "an old cat").find_heads("old")
     assert "'cat'" in shown[0]
     assert "'old'" in shown[0]
@@ -124,7 +124,7 @@ VALUES = {
     "source": "x",
     "token": "a",
     "against": "b",
-    "find-head": "a b",
+    "find-head": "a:b",
     "patch-from": "bcabc",
     "ablate-head": "0.0",
 }

@@ -174,4 +174,4 @@ def test_attention_example_names_its_tokens():
     assert inputs["attention_text"][: asks + 1].endswith("creature")
     assert inputs["attention_text"][: answers + 1].endswith("fluffy")
     assert torch.is_tensor(model.logits(inputs["comparison"]))
-    assert len(inputs["comparison"].split()) == len(inputs["attention_text"].split())
+    assert len(inputs["comparison"].split()) == len(inputs["text"].split())

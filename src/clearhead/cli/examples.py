@@ -10,7 +10,7 @@ EXAMPLES = {
     "demo": ("clearhead demo",),
     "explore": (
         "clearhead explore",
-        'clearhead explore story --text "a fluffy blue creature"',
+        'clearhead explore story --text "Lily gave Tim her ball. He"',
         "clearhead explore story --output page.html",
     ),
     "generate": (
@@ -47,9 +47,10 @@ EXAMPLES = {
         "clearhead score story --input sentences.txt --json",
     ),
     "see": (
-        'clearhead see story "a fluffy blue creature" --layer 2 --head 2',
-        'clearhead see story "a fluffy blue creature" --find-head creature fluffy',
+        'clearhead see story "Lily gave Tim her ball. He" --layer 1 --head 1',
+        'clearhead see story "Lily gave Tim her ball. He" --find-head He:Tim',
         'clearhead see story "a fluffy blue creature" --what simple-attention',
+        "clearhead see story --find-head pronouns",
         'clearhead see story "Once upon a" --what lens --output lens.png',
         'clearhead see story "The little girl fell. Mom helped" '
         '--patch-from "The little boy fell. Mom helped"',

@@ -43,7 +43,7 @@ VIEW_OPTIONS: dict[str, tuple[str, ...]] = {  # value of --what -> the options t
     "find-head": ("find-head",),
 }
 REQUIRED_OPTION = {
-    "find-head": ("find-head", "--find-head creature fluffy"),
+    "find-head": ("find-head", "--find-head creature:fluffy or --find-head adjectives"),
     "patching": ("patch-from", "--patch-from TEXT"),
 }
 # What fits on a terminal.
@@ -54,8 +54,9 @@ MAX_DIMENSIONS = 20
 def see(
     model: str = MODEL_ARGUMENT,
     text: str = typer.Argument(
-        metavar="TEXT",
-        help="The input text; of an encoder-decoder, the output.",
+        None,
+        metavar="[TEXT]",
+        help="The input text; of an encoder-decoder, the output. --find-head CONTRAST needs none.",
         show_default=False,
     ),
     what: str = typer.Option(
@@ -91,10 +92,12 @@ def see(
         show_default=False,
     ),
     ablate_head: list[str] = ABLATE_HEAD_OPTION,
-    find_head: tuple[str, str] = typer.Option(
+    find_head: str = typer.Option(
         None,
-        metavar="WORD WORD",
-        help="Find the heads where the first word attends most to the second.",
+        metavar="WORD:WORD|CONTRAST",
+        help="Find the heads where the first word attends most to the second in the text; or those "
+        "with the effect of a contrast, with controls: a table of sentences, or adjectives, it or "
+        "pronouns.",
         show_default=False,
     ),
     output: Path = VIEW_OUTPUT_OPTION,
@@ -121,11 +124,15 @@ def see(
     }
     what = what or _implied_view(options)
     _check_options(what, [name for name, value in options.items() if value is not None])
+    _check_text(text, find_head)
     loaded = load(model)
+    if find_head is not None and text is None:
+        show_or_save(lens.find_heads(loaded, find_head), output)
+        return
     if loaded.config.model.main_input.kind == "tokens":
         warn_if_file_name(text, 'use "$(cat {})" to pass its content')
     if find_head is not None:
-        word, attended = find_head
+        word, _, attended = find_head.partition(":")
         show_or_save(lens.word_attention(loaded, word, text).find_heads(attended), output)
         return
     _check_model(loaded, what, source)
@@ -171,6 +178,20 @@ def _check_options(what: str, names: list[str]) -> None:
         name, usage = REQUIRED_OPTION[what]
         if name not in names:
             raise ClearheadError(f"--what {what} needs {usage}.")
+
+
+def _check_text(text: str | None, find_head: str | None) -> None:
+    """Raise if the text is missing, or the value of --find-head does not fit it."""
+    is_pair = find_head is not None and re.fullmatch(r"[^:]+:[^:]+", find_head) is not None
+    if text is None and find_head is None:
+        raise ClearheadError("give the model a text, as in: clearhead see story 'Once upon a time'")
+    if text is None and is_pair and not Path(str(find_head)).is_file():
+        raise ClearheadError(f"--find-head {find_head} needs a text with these words.")
+    if text is not None and find_head is not None and not is_pair:
+        raise ClearheadError(
+            f"--find-head must be WORD:WORD, as in creature:fluffy, got {find_head!r:.80}; "
+            "a contrast has its own sentences, so leave out the text."
+        )
 
 
 def _check_model(model: "Model", what: str, source: str | None) -> None:

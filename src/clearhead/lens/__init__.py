@@ -13,6 +13,7 @@ from clearhead.lens.attention import (
     word_attention,
 )
 from clearhead.lens.circuits import circuit, composition
+from clearhead.lens.head_contrast import find_heads, read_contrast
 from clearhead.lens.logit_attribution import attribution
 from clearhead.lens.logit_lens import logit_lens
 from clearhead.lens.max_activating_examples import max_activating_examples
@@ -40,6 +41,7 @@ __all__ = [
     "circuit",
     "composition",
     "context",
+    "find_heads",
     "head_output_norms",
     "head_scores",
     "logit_lens",
@@ -50,6 +52,7 @@ __all__ = [
     "position_shift",
     "position_similarity",
     "positional_encodings",
+    "read_contrast",
     "read_training_trace",
     "relative_bias",
     "residual_norms",

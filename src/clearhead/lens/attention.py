@@ -679,6 +679,11 @@ class WordAttention(View):
         )
 
 
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Where the words of a text start and end; [MASK] is a word."""
+    return [match.span() for match in re.finditer(WORD_PATTERN, text)]
+
+
 def word_attention(model: "Model", word: str, text: str) -> WordAttention:
     """How much a word attends to each word of a text (L3.6), however they are split into tokens.
 
@@ -692,8 +697,8 @@ def word_attention(model: "Model", word: str, text: str) -> WordAttention:
     check_type(word, str, "a word")
     check_type(text, str, "a text")
     words = [
-        (match[0], locate_word(text_stack, text, *match.span()).word_positions)
-        for match in re.finditer(WORD_PATTERN, text)
+        (text[slice(*span)], locate_word(text_stack, text, *span).word_positions)
+        for span in word_spans(text)
     ]
     occurrences = [i for i, (name, _) in enumerate(words) if name.casefold() == word.casefold()]
     if not occurrences:

@@ -13,6 +13,8 @@ from clearhead.weights import hub
 from clearhead.weights.bundled import bundled_path
 from clearhead.weights.model_cards import read_card
 
+PRONOUN_SENTENCE = "Lily gave Tim her ball. He was happy, and she"
+PRONOUN_COMPARISON = "Tim gave Lily his ball. She was happy, and he"
 FLUFFY_SENTENCE = "a fluffy blue creature roamed the verdant forest"
 CHICKEN_SENTENCE = "The chicken didn't cross the road because it was too {}"
 DEFAULT_PROMPT = "thanks for all the"
@@ -32,7 +34,7 @@ def example_inputs(model: Model) -> JSONDict:
     m = model.config.model
     has_encoder = isinstance(m.architecture, c.EncoderDecoder)
     is_classifier = isinstance(m.head, c.ClassificationHead)
-    comparison = MOVIE_REVIEWS[1] if is_classifier else FLUFFY_SENTENCE.replace("blue", "little")
+    comparison = MOVIE_REVIEWS[1] if is_classifier else PRONOUN_COMPARISON
     generates_target = has_encoder and bool(model.config.inference.decoder_start_tokens)
     return {
         "text": None if generates_target else _default_text(model),
@@ -59,7 +61,7 @@ def _default_text(model: Model) -> str:
     fills_masks = isinstance(head, c.MLMHead) and bool(model.config.inference.mask_token)
     if fills_masks and encodable_text(model, QUEEN_SENTENCE) == QUEEN_SENTENCE:
         return QUEEN_SENTENCE.replace("queen", MASK_PLACEHOLDER)
-    return encodable_text(model, FLUFFY_SENTENCE)
+    return encodable_text(model, PRONOUN_SENTENCE)
 
 
 def _attention_tokens(model: Model) -> list[int] | None:

@@ -1,0 +1,152 @@
+"""Heads found by sentences with an effect and their controls."""
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import clearhead as ch
+from clearhead.cli.main import app
+from clearhead.lens import find_heads, head_contrast, read_contrast
+from clearhead.lens.head_contrast import AttentionExample, attention_to_words, contrast_names
+
+HEADER = "kind\tword\ttext\tattended\n"
+BYTES = {"vocab_size": 256, "tokenizer": ch.Tokenizer.bytes(), "context_length": 64}
+PAIRS = [
+    (
+        AttentionExample("cat", f"{a} {b} cat", f"{a} {b}"),
+        AttentionExample("cat", "it is a cat", "a"),
+    )
+    for a in ("big", "red", "old", "wet")
+    for b in ("thin", "sad", "shy", "odd", "hot")
+]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return ch.new("tiny-decoder", **BYTES)
+
+
+def weights(num_pairs, effects):
+    """pair·kind × 2 layers × 3 heads of noise around 0.2; some heads have an effect in pairs."""
+    values = 0.2 + 0.02 * torch.randn(num_pairs, 2, 2, 3, generator=torch.manual_seed(0))
+    for (layer, head), (pairs, size) in effects.items():
+        values[pairs, 0, layer, head] += size
+    return values.flatten(0, 1)
+
+
+def test_weights_equal_the_attention_between_words(model):
+    """Also in a batch with a longer text, for several words, and in an encoder."""
+    examples = [
+        AttentionExample("CAT", "a big cat, a cat", "big a"),
+        AttentionExample("dog", "it is a red, old and very tired dog", "red tired"),
+    ]
+    for net in (model, ch.new("tiny-encoder", **BYTES)):
+        found = attention_to_words(net, examples)
+        for values, example in zip(found, examples, strict=True):
+            view = ch.lens.word_attention(net, example.word, example.text)
+            attended = [label in example.attended.split() for label in view.axes[-1].labels]
+            torch.testing.assert_close(values, view.values[..., attended].sum(dim=-1))
+
+
+def test_the_second_half_exposes_a_head_that_was_chosen_by_chance(model, monkeypatch):
+    first_half = slice(0, 10)
+    effects = {(0, 1): (first_half, 0.5), (1, 2): (slice(None), 0.3)}
+    monkeypatch.setattr(head_contrast, "attention_to_words", lambda *_: weights(20, effects))
+    found = find_heads(model, PAIRS, top_k=3)
+    assert found.heads[:2] == ((0, 1), (1, 2))
+    assert found.num_pairs == 10
+    _, _, difference, low, high = found.values[0].tolist()
+    assert low < 0.02
+    assert abs(difference) < 0.03 < 0.3
+    assert not found.has_clear_effect
+    effect, control, difference, low, high = found.values[1].tolist()
+    assert low < difference < high
+    assert difference == pytest.approx(effect - control, abs=1e-6)
+    assert 0.27 < low < 0.3 < high < 0.33
+
+
+def test_a_clear_effect_is_large_and_its_interval_above_zero(model, monkeypatch):
+    for size, clear in ((0.3, True), (0.05, False)):  # 0.25 is not 1.5 times 0.2
+        effects = {(1, 2): (slice(None), size)}
+        monkeypatch.setattr(
+            head_contrast, "attention_to_words", lambda *_, e=effects: weights(20, e)
+        )
+        found = find_heads(model, PAIRS)
+        assert found.heads[0] == (1, 2)
+        assert found.values[0, 3] > 0
+        assert found.has_clear_effect == clear
+
+
+def test_intervals_cover_the_true_mean():
+    """The 95% interval of 400 samples contains the mean in about 95% of them."""
+    samples = torch.randn(40, 400, generator=torch.manual_seed(1))
+    low, high = head_contrast.bootstrap_interval(samples)
+    assert 0.9 < float(((low < 0) & (high > 0)).float().mean()) < 0.98
+
+
+@pytest.mark.parametrize("name", contrast_names())
+def test_bundled_contrasts_hold_out_their_words(name):
+    """The measured half has other sentences, and 20 pairs; a control differs from its effect."""
+    pairs = read_contrast(name)
+    assert len(pairs) == 40
+    assert all(effect != control for effect, control in pairs)
+    first, second = (
+        {example.attended for pair in half for example in pair} for half in (pairs[:20], pairs[20:])
+    )
+    assert not first & second
+    assert len({effect.text for effect, _ in pairs}) == 40
+
+
+def test_file_equals_the_pairs(model, tmp_path):
+    path = tmp_path / "mine.tsv"
+    rows = [
+        f"{kind}\t{example.word}\t{example.text}\t{example.attended}\n"
+        for pair in PAIRS
+        for kind, example in zip(("effect", "control"), pair, strict=True)
+    ]
+    path.write_text(HEADER + "".join(rows))
+    assert read_contrast(path) == PAIRS
+    found = find_heads(model, PAIRS, top_k=2)
+    assert find_heads(model, path, top_k=2).values.equal(found.values)
+    ch.save(model, tmp_path / "model")
+    command = ["see", str(tmp_path / "model"), "--find-head", str(path)]
+    shown = CliRunner().invoke(app, command, catch_exceptions=False).stdout
+    assert found.axes[0].labels[0] in shown
+    assert f"{float(found.values[0, 0]):.2f}" in shown
+
+
+@pytest.mark.parametrize(
+    ("rows", "keyword"),
+    [
+        ([], "got 0"),
+        ([("effect", "a", "a b", "b")], "each effect needs its control"),
+        ([("Effect", "a", "a b", "b")], "effect or control"),
+        ([("effect", "a", "a b", " ")], "not empty"),
+        ([("effect", "a", "a b")], "columns"),
+        ([("effect", "a", "a b", "b"), ("control", "a", "a b", "c")] * 8, "'c' is not in"),
+        ([("effect", "a", "a b", "b"), ("control", "c", "a b", "b")] * 8, "'c' is not in"),
+    ],
+)
+def test_unusable_tables_are_refused(model, tmp_path, rows, keyword):
+    path = tmp_path / "mine.tsv"
+    path.write_text(HEADER + "".join("\t".join(row) + "\n" for row in rows))
+    with pytest.raises(ch.ClearheadError, match=keyword):
+        find_heads(model, path)
+
+
+def test_unknown_names_are_refused(model):
+    with pytest.raises(ch.ClearheadError, match="adjectives"):
+        find_heads(model, "adjectivs")
+
+
+@pytest.mark.parametrize(
+    ("words", "keyword"),
+    [
+        (["--find-head", "adjectives", "a cat"], "WORD:WORD"),
+        (["--find-head", "cat:big"], "needs a text"),
+        ([], "give the model a text"),
+    ],
+)
+def test_the_text_must_fit_the_option(tmp_path, words, keyword):
+    with pytest.raises(ch.ClearheadError, match=keyword):
+        CliRunner().invoke(app, ["see", str(tmp_path), *words], catch_exceptions=False)
