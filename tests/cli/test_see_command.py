@@ -27,6 +27,7 @@ REQUIRED = {
     "encoder": ["--source", "hello"],
     "find-head": ["--find-head", "abcab:abcab"],
     "patching": ["--patch-from", "bcabc"],
+    "phrase-shift": ["--shifted", "xxabcab"],
 }
 
 
@@ -127,6 +128,9 @@ VALUES = {
     "find-head": "a:b",
     "patch-from": "bcabc",
     "ablate-head": "0.0",
+    "at": "3",
+    "offset": "3",
+    "shifted": "xabcab",
 }
 OPTIONS = {name: [f"--{name}", *values.split()] for name, values in VALUES.items()}
 
@@ -144,7 +148,7 @@ def test_options_that_do_not_apply_are_errors(what):
 def test_options_change_the_view(folders, what):
     options = ["--source", "hello"] if "source" in VIEW_OPTIONS[what] else []
     folder = folders[bool(options)]
-    options += ["--patch-from", "cabca"] if what == "patching" else []
+    options += {"patching": ["--patch-from", "cabca"]}.get(what, REQUIRED.get(what, []))
     for option in VIEW_OPTIONS[what]:
         if option in ("source", "against"):  # `source` is given already, `against` needs a token
             continue

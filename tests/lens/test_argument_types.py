@@ -24,6 +24,8 @@ MODEL_FUNCTIONS = [
     lambda m: ch.lens.max_activating_examples(m, 0, ["a"], 1),
     lambda m: ch.lens.parameters(m),
     lambda m: ch.lens.patching(m, "a", "b"),
+    lambda m: ch.lens.phrase_shift(m, "a b", "b"),
+    lambda m: ch.lens.position_curves(m),
     lambda m: ch.lens.position_shift(m, "a"),
     lambda m: ch.lens.position_similarity(m),
     lambda m: ch.lens.positional_encodings(m),

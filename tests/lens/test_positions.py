@@ -7,6 +7,8 @@ import torch
 
 import clearhead as ch
 from clearhead.lens.position_encodings import (
+    phrase_shift,
+    position_curves,
     position_shift,
     position_similarity,
     positional_encodings,
@@ -70,6 +72,54 @@ def test_relative_bias_is_what_attention_adds(position):
     n_heads = model.config.model.attention.n_heads
     added = layer_position.bias(torch.zeros(1, n_heads, 6, 1), 1.0)
     torch.testing.assert_close(bias[:, 2], added[0, :, 5, 3].detach())
+
+
+def test_curves_are_the_waves_of_the_equation():
+    model = ch.new("tiny-decoder", position="sinusoidal", context_length=64, seed=2, **BYTES)
+    view = position_curves(model, (2, 50))
+    d_model = view.values.shape[1]
+    for row, position in zip(view.values.tolist(), (2, 50), strict=True):
+        for dimension, value in enumerate(row):
+            angle = position / 10000 ** (dimension // 2 * 2 / d_model)
+            wave = math.cos(angle) if dimension % 2 else math.sin(angle)
+            assert value == pytest.approx(wave, abs=1e-4)
+    text = str(view.terminal())
+    assert text.count("•") == 2 * d_model
+    assert "position 50" in text
+    assert view._repr_html_().count("<polyline") == 2
+    assert len(view.figure().axes) == 2
+
+
+WALK = ("I walk my dog every day", "every single day, I walk my dog")
+
+
+@pytest.mark.parametrize("preset", ["tiny-decoder", "tiny-encoder", "tiny-encoder-decoder"])
+@pytest.mark.parametrize("position", ["t5", "shaw", "alibi", "rotary", "learned", "sinusoidal"])
+def test_shared_words_have_the_same_scores_if_only_distances_count(position, preset):
+    model = make_model(position, preset)
+    shift = phrase_shift(model, *WALK)
+    assert shift.axes[1].labels == ("from token 0", "from token 18")
+    assert "".join(shift.axes[2].labels) == "I·walk·my·dog"
+    largest = float((shift.values[:, 0] - shift.values[:, 1]).abs().max())
+    assert float(shift.differences.values.max()) == pytest.approx(largest)
+    assert (largest > 1e-3) == (position in ("learned", "sinusoidal"))
+    encoder = "encoder." if preset == "tiny-encoder-decoder" else ""
+    name = f"{encoder}blocks.0.attn.scores"
+    inputs = {"source": WALK[1]} if encoder else {}
+    scores = model.watch("x" if encoder else WALK[1], [name], **inputs)[name][0]
+    torch.testing.assert_close(shift.values[:, 1], scores[:, 18:31, 18:31])
+    one = phrase_shift(model, *WALK, head=1)
+    assert torch.equal(one.values, shift.values[1])
+
+
+def test_texts_of_a_shift_must_share_words():
+    model = make_model("rotary")
+    for second, message in [("xyz", "none found"), ("I walk home", "the same one")]:
+        with pytest.raises(ch.ClearheadError, match=message):
+            phrase_shift(model, "I walk", second)
+    for positions in [(), "2", (1.5,), (-1,), (10**6,)]:
+        with pytest.raises(ch.ClearheadError, match="positions"):
+            position_curves(model, positions)
 
 
 @pytest.mark.parametrize("position", ["none", "t5", "shaw", "alibi", "rotary"])

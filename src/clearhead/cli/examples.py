@@ -51,6 +51,8 @@ EXAMPLES = {
         'clearhead see story "Lily gave Tim her ball. He" --find-head He:Tim',
         'clearhead see story "a fluffy blue creature" --what simple-attention',
         "clearhead see story --find-head pronouns",
+        'clearhead see fill "I walk my dog every day" --what phrase-shift '
+        '--shifted "every single day I walk my dog"',
         'clearhead see story "Once upon a" --what lens --output lens.png',
         'clearhead see story "The little girl fell. Mom helped" '
         '--patch-from "The little boy fell. Mom helped"',

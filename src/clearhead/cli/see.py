@@ -24,7 +24,9 @@ HEAD_OPTIONS = ("layer", "head", "source")
 ANSWER_OPTIONS = ("source", "token", "against")
 VIEW_OPTIONS: dict[str, tuple[str, ...]] = {  # value of --what -> the options that apply to it
     "tokens": (),
-    "positions": (),
+    "positions": ("at",),
+    "position-shift": ("offset",),
+    "phrase-shift": ("layer", "head", "shifted"),
     "encoder": HEAD_OPTIONS,
     "attention": (*HEAD_OPTIONS, "ablate-head"),
     "cross": (*HEAD_OPTIONS, "ablate-head"),
@@ -45,6 +47,7 @@ VIEW_OPTIONS: dict[str, tuple[str, ...]] = {  # value of --what -> the options t
 REQUIRED_OPTION = {
     "find-head": ("find-head", "--find-head creature:fluffy or --find-head adjectives"),
     "patching": ("patch-from", "--patch-from TEXT"),
+    "phrase-shift": ("shifted", "--shifted TEXT"),
 }
 # What fits on a terminal.
 MAX_POSITIONS = 16
@@ -91,6 +94,21 @@ def see(
         help="Patch activations from this text, which has the same number of tokens.",
         show_default=False,
     ),
+    at: list[int] = typer.Option(
+        [],
+        metavar="POSITION",
+        help="Draw the curve of this position. May be repeated: --at 2 --at 50.",
+        show_default=False,
+    ),
+    offset: int = typer.Option(
+        None, help="Shift the text by this many positions. Default: 1.", show_default=False
+    ),
+    shifted: str = typer.Option(
+        None,
+        metavar="TEXT",
+        help="A text with the same words at other positions.",
+        show_default=False,
+    ),
     ablate_head: list[str] = ABLATE_HEAD_OPTION,
     find_head: str = typer.Option(
         None,
@@ -119,6 +137,9 @@ def see(
         "token": token,
         "against": against,
         "patch-from": patch_from,
+        "at": at or None,
+        "offset": offset,
+        "shifted": shifted,
         "ablate-head": ablate_head or None,
         "find-head": find_head,
     }
@@ -146,6 +167,7 @@ def see(
         heads={"layer": layer, "head": head},
         answer={"token": token, "against": against},
         patch_from=patch_from,
+        positions={"at": at, "offset": 1 if offset is None else offset, "shifted": shifted},
         inputs={
             "source": source,
             "edits": ablate_heads(loaded, ablate_head) if ablate_head else None,
@@ -220,6 +242,7 @@ def _make_view(
     heads: dict[str, Any],
     answer: dict[str, Any],
     patch_from: Any,
+    positions: dict[str, Any],
     inputs: dict[str, Any],
     limits: tuple[int, ...],
 ) -> "View":
@@ -228,6 +251,15 @@ def _make_view(
     match what:
         case "tokens":
             return lens.tokens(model, text)
+        case "positions" if positions["at"]:
+            return lens.position_curves(model, positions["at"])
+        case "position-shift":
+            return lens.position_shift(model, text, positions["offset"])
+        case "phrase-shift":
+            layer = heads["layer"] or 0
+            return lens.phrase_shift(
+                model, text, positions["shifted"], layer=layer, head=heads["head"]
+            )
         case "positions":
             return lens.positional_encodings(model, *limits)
         case "attention":

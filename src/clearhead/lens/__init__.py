@@ -20,6 +20,8 @@ from clearhead.lens.max_activating_examples import max_activating_examples
 from clearhead.lens.parameters import parameters
 from clearhead.lens.patching import patching
 from clearhead.lens.position_encodings import (
+    phrase_shift,
+    position_curves,
     position_shift,
     position_similarity,
     positional_encodings,
@@ -49,6 +51,8 @@ __all__ = [
     "max_activating_examples",
     "parameters",
     "patching",
+    "phrase_shift",
+    "position_curves",
     "position_shift",
     "position_similarity",
     "positional_encodings",

@@ -1,7 +1,9 @@
 """Positions (L2): what each scheme adds or rotates, and what changes when a text is shifted."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,12 +13,21 @@ from torch.nn import functional as F
 from clearhead import config as c
 from clearhead.errors import ClearheadError, check_int
 from clearhead.hooks import Recorder, force_eager
-from clearhead.lens.argument_checks import check_model, check_single_text
+from clearhead.lens.argument_checks import (
+    check_head,
+    check_layer,
+    check_model,
+    check_single_text,
+)
+from clearhead.lens.text_stack import TextStack
 from clearhead.lens.tokens import token_labels
 from clearhead.lens.view import View, label_axes
 from clearhead.model import positions as schemes
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.text import Text
+
     from clearhead.api import Model, TextInput
 
 DEFAULT_NUM_POSITIONS = 32
@@ -193,6 +204,108 @@ def position_shift(model: "Model", x: "TextInput", offset: int = 1) -> PositionS
             title,
             "change",
             note="largest change of a weight in the pattern of each head",
+        ),
+    )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PositionCurves(View):
+    """position × dimension, drawn as a curve over the dimensions for each position."""
+
+    def figure(self, dark: bool = False) -> "Figure":
+        """A matplotlib figure."""
+        from clearhead.lens.render.matplotlib import render_curves_figure
+
+        return render_curves_figure(self, dark)
+
+    def terminal(self) -> "Text":
+        """The curves in characters."""
+        from clearhead.lens.render.terminal import render_curves_text
+
+        return render_curves_text(self)
+
+    def _repr_html_(self) -> str:
+        from clearhead.lens.render.html import render_curves_html
+
+        return render_curves_html(self)
+
+
+def position_curves(model: "Model", positions: Sequence[int] = (2, 50)) -> PositionCurves:
+    """What is added at these positions, as curves over the dimensions; for rotary, cosines."""
+    check_model(model)
+    if not isinstance(positions, list | tuple) or not positions:
+        raise ClearheadError(f"positions must be a list such as [2, 50], got {positions!r:.60}.")
+    for position in positions:
+        check_int("positions", position, maximum=model.net.context_length - 1)
+    scheme, values, _ = _encodings(model, max(*positions, 1) + 1)
+    names = [str(position) for position in positions]
+    return PositionCurves(
+        values[list(positions)],
+        label_axes({"position": names, "dimension": values.shape[1]}),
+        f"{scheme} positions {', '.join(names)}",
+        "value",
+        signed=True,
+        note=SCHEME_NOTES[scheme].partition(":")[0],
+    )
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PhraseShift(View):
+    """Scores of a phrase in two texts, (head ×) text × query × key."""
+
+    differences: View  # the largest difference of a score in each head
+
+
+def phrase_shift(
+    model: "Model", first: str, second: str, *, layer: int = 0, head: int | None = None
+) -> PhraseShift:
+    """Attention scores among words that two texts share at different positions (L2.4, L2.5).
+
+    "I walk my dog every day" and "every single day I walk my dog" share "I walk my dog". In layer 0
+    relative and rotary positions give the words the same scores among themselves; absolute
+    positions do not. After it the words differ, because they have read what surrounds them.
+    """
+    check_model(model)
+    text_stack = TextStack(model)
+    layer = check_layer(layer, len(text_stack.stack.blocks))
+    n_heads = model.config.model.attention.n_heads
+    if head is not None:
+        head = check_head(head, n_heads)
+    rows = [text_stack.tokenizer.encode(text) for text in (first, second)]
+    match = SequenceMatcher(None, rows[0], rows[1], autojunk=False).find_longest_match()
+    starts = (match.a, match.b)
+    phrase = text_stack.to_str_tokens(rows[0][match.a : match.a + match.size])
+    if match.size < 2 or match.a == match.b:
+        found = f"{' '.join(phrase)!r} stands at the same one" if match.size > 1 else "none found"
+        raise ClearheadError(
+            "the two texts must share at least two tokens in a row, at different positions; "
+            f"{found}."
+        )
+    name = f"{text_stack.prefix}blocks.{layer}.attn.scores"
+    num_bos = len(text_stack.bos_tokens)
+    scores = []
+    for row, start in zip(rows, starts, strict=True):
+        ids = [*text_stack.bos_tokens, *row, *text_stack.sep_tokens]
+        span = slice(num_bos + start, num_bos + start + match.size)
+        scores.append(text_stack.watch([ids], [name])[name][0, :, span, span].float().cpu())
+    both = torch.stack(scores, dim=1)  # head text query key
+    largest = (both[:, 0] - both[:, 1]).abs().amax(dim=(-1, -2))
+    names = [f"from token {num_bos + start}" for start in starts]
+    axes = label_axes({"head": n_heads, "text": names, "query": phrase, "key": phrase})
+    title = f"layer {layer}, scores among {' '.join(phrase)}, {_scheme(model)} positions"
+    return PhraseShift(
+        both if head is None else both[head],
+        axes if head is None else axes[1:],
+        title if head is None else f"{title}, head {head}",
+        "score",
+        signed=True,
+        note=f"largest difference between the two texts, all heads: {float(largest.max()):.2g}",
+        differences=View(
+            largest,
+            axes[:1],
+            title,
+            "difference",
+            note="largest difference of a score between the two texts",
         ),
     )
 

@@ -27,6 +27,8 @@ BAR_WIDTH = 300.0
 CELL_SIZE = 24.0
 MIN_LABELED_CELL_SIZE = 9
 MAP_SIZE = 560  # of a single heat map; half of it among a few, a third among many
+CURVE_WIDTH = 480.0
+CURVE_HEIGHT = 90.0
 LINES_WIDTH = 180.0  # between queries and keys
 
 MAX_LARGE_PANELS = 4
@@ -76,6 +78,29 @@ def render_lines_html(view: "AttentionLines") -> str:
         parts.append(_text(right + 5, (j + 0.5) * LINE_HEIGHT + 4, label))
     width = right + _max_length(keys) * LETTER_WIDTH + 10
     return _figure(view, _svg(width, max(len(queries), len(keys)) * LINE_HEIGHT + 4, parts))
+
+
+def render_curves_html(view: "View") -> str:
+    """A curve over the last axis for each row of a matrix, one below the other."""
+    rows, columns = view.axes
+    left = (_max_length(rows.labels) + len(rows.name) + 1) * LETTER_WIDTH + 8
+    step = CURVE_WIDTH / max(1, len(columns.labels) - 1)
+    parts = []
+    for i, (label, values) in enumerate(zip(rows.labels, view.values.tolist(), strict=True)):
+        middle = (i + 0.5) * CURVE_HEIGHT
+        scale = 0.45 * CURVE_HEIGHT / view.color_limit
+        points = " ".join(
+            f"{left + j * step:.1f},{middle - value * scale:.1f}" for j, value in enumerate(values)
+        )
+        parts.append(_text(left - 6, middle + 4, f"{rows.name} {label}", "end"))
+        parts.append(
+            f'<path d="M{left} {middle}h{CURVE_WIDTH}" stroke="currentColor" stroke-width=".3"/>'
+        )
+        parts.append(
+            f'<polyline points="{points}" fill="none" stroke="{POSITIVE}"><title>{columns.name} 0 '
+            f"to {len(columns.labels) - 1}</title></polyline>"
+        )
+    return _figure(view, _svg(left + CURVE_WIDTH, len(rows.labels) * CURVE_HEIGHT, parts))
 
 
 def _figure(view: "View", drawing: str) -> str:

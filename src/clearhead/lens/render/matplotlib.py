@@ -78,6 +78,29 @@ def render_lines_figure(view: "AttentionLines", dark: bool = False) -> "Figure":
     return figure
 
 
+def render_curves_figure(view: "View", dark: bool = False) -> "Figure":
+    """A curve over the last axis for each row of a matrix."""
+    from matplotlib.figure import Figure
+
+    theme = DARK if dark else LIGHT
+    rows, columns = view.axes
+    figure = Figure(
+        figsize=(7, 1.2 + 1.2 * len(rows.labels)),
+        layout="constrained",
+        facecolor=theme.background,
+    )
+    title = escape_mathtext([view.title])[0]
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left", color=theme.foreground)
+    panels = figure.subplots(len(rows.labels), sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axes, label, values in zip(panels, rows.labels, view.numpy(), strict=True):
+        axes.plot(values, color=POSITIVE, linewidth=1)
+        axes.axhline(0, color=theme.foreground, linewidth=0.3)
+        axes.set_ylabel(f"{rows.name} {label}", fontsize=8, color=theme.foreground)
+        _style_axes(axes, theme, 7)
+    panels[-1].set_xlabel(columns.name, fontsize=8, color=theme.foreground)
+    return figure
+
+
 def _draw_bars(axes: "Axes", view: "View", theme: Theme) -> None:
     values = view.values.tolist()
     colors = [POSITIVE if value >= 0 else NEGATIVE for value in values]

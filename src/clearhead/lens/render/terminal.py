@@ -24,6 +24,7 @@ SHADES = " ░▒▓█"
 NEGATIVE_SQUARES = ("  ", "- ", "--", "==", "≡≡")
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 BAR_CHARACTERS = 40
+CURVE_ROWS = 7
 DEFAULT_TERMINAL_WIDTH = 100
 PANEL_GAP = 3  # spaces
 
@@ -40,9 +41,35 @@ class PrintableText(Text):
 
 def render_text(view: "View") -> Text:
     """The drawing between its title and note: plain with print(), in color on a rich console."""
-    width = shutil.get_terminal_size((DEFAULT_TERMINAL_WIDTH, 24)).columns
     is_single_row = view.values.numel() == len(view.axes[-1].labels) and view.words is None
-    lines = _bars(view) if is_single_row else _panels(view, width)
+    return _framed(view, _bars(view) if is_single_row else _panels(view, _terminal_width()))
+
+
+def render_curves_text(view: "View") -> Text:
+    """A curve over the last axis for each row of a matrix: a character for each column."""
+    rows, columns = view.axes
+    labels = _right_aligned([f"{rows.name} {label}" for label in rows.labels])
+    size = len(columns.labels)
+    shown = min(size, _terminal_width() - cell_len(labels[0]) - 1)
+    indices = [i * size // shown for i in range(shown)]
+    lines: Block = []
+    for label, values in zip(labels, view.values.tolist(), strict=True):
+        curve = [[" "] * shown for _ in range(CURVE_ROWS)]
+        for i, index in enumerate(indices):
+            height = (1 - values[index] / view.color_limit) / 2 * (CURVE_ROWS - 1)
+            curve[round(height)][i] = "•"
+        for i, row in enumerate(curve):
+            name = label if i == CURVE_ROWS // 2 else " " * cell_len(label)
+            lines.append(Text(f"{name} {''.join(row)}"))
+    return _framed(view, [*lines, Text(f"{columns.name}s 0 to {size - 1}, {shown} shown", "dim")])
+
+
+def _terminal_width() -> int:
+    return shutil.get_terminal_size((DEFAULT_TERMINAL_WIDTH, 24)).columns
+
+
+def _framed(view: "View", lines: Block) -> Text:
+    """The lines between the view's title and note."""
     for line in lines:
         line.rstrip()
     note = [Text(view.note, "dim")] if view.note else []
