@@ -325,3 +325,28 @@ def test_hostile_texts_break_no_word_view(page_on, text):
             assert len(visit.page.inner_text("main")) > 60
             assert "failed to render" not in visit.page.inner_text("main")
         assert not [words for words in visit.complaints if "400" not in words]
+
+
+def test_softmax_of_typed_logits(predict):
+    """Softmax of the logits of the lecture, and of others, at any temperature."""
+    page = predict.page
+    figure = page.locator("ch-figure", has_text="Softmax of any logits")
+
+    def probabilities():
+        cells = figure.locator("[data-probability]").all()
+        return [float(cell.get_attribute("data-probability")) for cell in cells]
+
+    for text, logits in (("", [6, -5, 4, 1.5, 9.9]), ("1, −1000, 1000.5", [1, -1000, 1000.5])):
+        if text:
+            figure.get_by_label("Logits").fill(text)
+            figure.get_by_label("Logits").press("Enter")
+        for exponent in (-1, 0, 1.3):
+            slide(predict, "typed_temperature", exponent)
+            temperature = float(f"{10**exponent:.3g}")
+            expected = ch.lens.softmax(logits, [temperature]).probabilities[0]
+            assert np.allclose(probabilities(), expected, atol=1e-6)
+    figure.get_by_role("button", name="the model's largest").click()
+    assert len(probabilities()) == 5
+    figure.get_by_label("Logits").fill("one, two")
+    figure.get_by_label("Logits").press("Enter")
+    figure.get_by_text("numbers separated by commas").wait_for()

@@ -240,3 +240,17 @@ def test_saved_pages_contain_the_first_model(model, tmp_path, capsys):
     assert [card["name"] for card in held["GET api/models"]["content"]] == ["one"]
     app(["explore", folders[0], "--output", str(page)], standalone_mode=False)
     assert "it contains only" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("part", ["attention", "encoder"])
+def test_simple_attention_is_that_of_the_lens(part):
+    both = {"source": "the cat"} if part == "encoder" else {}
+    model = ch.new("tiny-encoder-decoder" if both else "tiny-decoder", seed=2, **WORDS)
+    site = PageSite(m=model)
+    url = f"/api/runs/{site.run(**both)['id']}/simple-attention"
+    result = site.json("GET", f"{url}?part={part}")
+    view = ch.lens.simple_attention(model, "hello", kind=part, **both)
+    for name, expected in (("scores", view.scores.values), ("pattern", view.values)):
+        values = np.frombuffer(base64.b64decode(result[name]["values"]), np.float32)
+        assert np.allclose(values.reshape(expected.shape), expected.numpy(), atol=1e-5)
+    assert site.request("GET", f"{url}?part=cross")[0] == 400

@@ -453,7 +453,9 @@ class AttentionExplainer:
         head, query, key = self.index
         q, k = self._values("rot_q", "rot_k")
         k_head = k[self._kv_head(head, len(k)), key]
-        product = dot_product_step("q · k", q[head, query], k_head, dimension_label)
+        product = dot_product_step(
+            "q · k, the bilinear kernel xᵀ W_Q W_Kᵀ x", q[head, query], k_head, dimension_label
+        )
         scale = self.attention.scale
         is_scaled = scale != 1.0
         description = f"divided by √{self.attention.d_head}" if is_scaled else "not scaled"

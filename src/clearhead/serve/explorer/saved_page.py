@@ -184,6 +184,7 @@ def _run_requests(card: JSONDict, run: JSONDict, selection: Selection) -> list[P
     is_encoder_decoder = card["architecture"] == "encoder-decoder"
     for part in ATTENTION_KINDS if is_encoder_decoder else ATTENTION_KINDS[:1]:
         paths += [f"patterns?part={part}", f"head-scores?part={part}"]
+        paths += [f"simple-attention?part={part}"] if part != "cross" else []
         for i in range(card["encoder_layers"] if part == "encoder" else card["n_layers"]):
             name = f"{attention_path(part, i)}.pattern"
             _, num_queries, num_keys = run["activations"][name]["shape"]

@@ -16,9 +16,17 @@ import {
 	tokenTexts,
 } from "ch/attention";
 import { button, buttonGroup, numberSelect, selectBox } from "ch/controls";
-import { formatNumber } from "ch/format";
+import { formatNumber, formatPercent } from "ch/format";
 import { lockedIndex } from "ch/inspector";
-import { getArray, getJson, getRun, memoize, renderError, runRequest } from "ch/requests";
+import {
+	getArray,
+	getJson,
+	getRun,
+	memoize,
+	renderError,
+	runRequest,
+	viewMatrix,
+} from "ch/requests";
 import { registerDefaults } from "ch/state";
 
 registerDefaults({
@@ -27,6 +35,7 @@ registerDefaults({
 	autoscale: false,
 	scale_scores: true,
 	anatomy: false,
+	simplest: false,
 	score_heads: false,
 	compare_text: "",
 });
@@ -50,6 +59,8 @@ export default {
 		const figures = headFigures(context, selection, isMasked); // requested first: the main figure
 		const toggle = ({ target: { open } }) =>
 			open !== context.state.anatomy && context.set({ anatomy: open }, { replace: true });
+		const toggleSimplest = ({ target: { open } }) =>
+			open !== context.state.simplest && context.set({ simplest: open }, { replace: true });
 		return html`${presets(context)}
 			<div class="heads">
 				${headsFigure(context, selection)}
@@ -58,6 +69,10 @@ export default {
 			<details class="apart" ?open=${state.anatomy} @toggle=${toggle}>
 				<summary><h2>How this head computes its pattern</h2></summary>
 				${state.anatomy ? attentionSteps(context, selection, isMasked) : nothing}
+			</details>
+			<details class="apart simplest" ?open=${state.simplest} @toggle=${toggleSimplest}>
+				<summary><h2>The simplest attention, without queries, keys and values</h2></summary>
+				${state.simplest ? simplestFigures(context, selection, isMasked) : nothing}
 			</details>`;
 	},
 };
@@ -307,6 +322,48 @@ function differenceFigure(run, { part, layer, head }, first, second, isMasked, n
 	></ch-figure>`;
 }
 
+/** x_i · x_j of the sentence beside q_i · k_j of the selected head (L3.2). */
+function simplestFigures({ run }, { part, layer, head }, isMasked) {
+	if (part === "cross")
+		return html`<p class="hint">It compares the vectors of one text: select a self-attention.</p>`;
+	const simplest = getJson(`/api/runs/${run.id}/simple-attention?part=${part}`, "simplest");
+	const path = attentionPath(part, layer);
+	const load = (name) => getArray(`/api/runs/${run.id}/tensor/${path}.${name}?head=${head}`, name);
+	const scores = load("masked_scores");
+	const pattern = load("pattern");
+	const error = [simplest, scores, pattern].find(({ error }) => error);
+	if (error) return renderError(error);
+	const labels = tokenTexts(queriesAndKeys(run, part)[0]);
+	const isReady = simplest.value && pattern.value && scores.value?.shape[0] === labels.length;
+	if (!isReady) return html`<p class="loading">Comparing all tokens…</p>`;
+	const map = (values, isPattern, name) =>
+		html`<ch-heatmap
+			.values=${values}
+			.rowLabels=${labels}
+			.colLabels=${labels}
+			.max=${isPattern ? 1 : null}
+			.signed=${!isPattern}
+			.isMasked=${isMasked}
+			.name=${name}
+			.run=${name ? run.id : ""}
+			.toIndex=${name ? (r, c) => [head, r, c] : null}
+			.label=${isPattern ? "weight" : "score"}
+			.valueName=${isPattern ? "weight" : "score"}
+			.axes=${["query", "key"]}
+			.maxCellSize=${18}></ch-heatmap>`;
+	const { scores: products, pattern: weights } = simplest.value;
+	return html`<div class="anatomy">
+		${stepSection("x · x", FORMULAS.simplest, "score: the embedding of each token times that of every other", map(viewMatrix(products), false, ""))}
+		${stepSection("softmax", FORMULAS.simplestSum, `weights of the simplest attention: on average, ${formatPercent(diagonalMean(viewMatrix(weights)))} on the token itself, and ${formatPercent(diagonalMean(pattern.value))} in this head`, map(viewMatrix(weights), true, ""))}
+		${stepSection("q · k", FORMULAS.scores, `score of layer ${layer}, head ${head}: learned queries and keys`, map(scores.value, false, `${path}.masked_scores`))}
+		${stepSection("softmax", FORMULAS.pattern, `weights of layer ${layer}, head ${head}`, map(pattern.value, true, `${path}.pattern`))}
+	</div>`;
+}
+
+/** @param {Matrix} square */
+const diagonalMean = ({ shape: [size], data }) =>
+	data.reduce((sum, weight, i) => sum + (i % (size + 1) ? 0 : weight), 0) / size;
+
 // The computation of one attention head, step by step with its real numbers (L3.3 – L3.7).
 
 const STEP_NAMES = ["rot_q", "rot_k", "v", "scores", "masked_scores", "pattern", "z"];
@@ -380,7 +437,11 @@ function attentionSteps(context, { part, layer, head }, isMasked) {
 		${stepSection(
 			"scores",
 			isScaled ? FORMULAS.scores : FORMULAS.raw,
-			html`how well each key matches each query ${divide}`,
+			html`how well each key matches each query ${divide}
+				<span class="kernel"
+					>A bilinear form, or kernel, of two tokens: ${FORMULAS.bilinear}; with x in columns,
+					xᵀW_QW_Kᵀx.${rotated ? " The rotations come between W_Q and W_Kᵀ." : ""}</span
+				>`,
 			grid("scores"),
 		)}
 		${stepSection("mask", FORMULAS.masked, isMasked ? "hatched cells are −∞: masked positions" : "no positions are masked", grid("masked_scores", { isMasked }))}
@@ -482,6 +543,15 @@ const FORMULAS = {
 	v: html`<math><mi>V</mi><mo>=</mo><mi>X</mi><msub><mi>W</mi><mi>V</mi></msub></math>`,
 	scores: html`<math><mi>S</mi><mo>=</mo><mi>Q</mi><msup><mi>K</mi><mi mathvariant="normal">T</mi></msup>
 		<mo>/</mo><msqrt><msub><mi>d</mi><mi>k</mi></msub></msqrt></math>`,
+	simplest: html`<math><msub><mi>s</mi><mrow><mi>i</mi><mi>j</mi></mrow></msub><mo>=</mo>
+		<msub><mi>x</mi><mi>i</mi></msub><mo>·</mo><msub><mi>x</mi><mi>j</mi></msub></math>`,
+	simplestSum: html`<math><mi>α</mi><mo>=</mo><mtext>softmax</mtext><mo>(</mo><mi>s</mi><mo>)</mo><mo>,</mo>
+		<msub><mi>a</mi><mi>i</mi></msub><mo>=</mo><munder><mo>∑</mo><mi>j</mi></munder>
+		<msub><mi>α</mi><mrow><mi>i</mi><mi>j</mi></mrow></msub><msub><mi>x</mi><mi>j</mi></msub></math>`,
+	bilinear: html`<math><msub><mi>s</mi><mrow><mi>i</mi><mi>j</mi></mrow></msub><mo>∝</mo>
+		<msub><mi>x</mi><mi>i</mi></msub><msub><mi>W</mi><mi>Q</mi></msub>
+		<msubsup><mi>W</mi><mi>K</mi><mi mathvariant="normal">T</mi></msubsup>
+		<msubsup><mi>x</mi><mi>j</mi><mi mathvariant="normal">T</mi></msubsup></math>`,
 	raw: html`<math><mi>S</mi><mo>=</mo><mi>Q</mi><msup><mi>K</mi><mi mathvariant="normal">T</mi></msup></math>`,
 	masked: html`<math><mi>S</mi><mo>+</mo><mi>M</mi></math>`,
 	pattern: html`<math><mi>A</mi><mo>=</mo><mtext>softmax</mtext>

@@ -18,6 +18,7 @@ import {
 	runRequest,
 	viewMatrix,
 } from "ch/requests";
+import { softmaxFigure } from "ch/softmax";
 import { notify, registerDefaults, set, state } from "ch/state";
 
 registerDefaults({ open_token: -1 }, { inText: true });
@@ -52,8 +53,12 @@ function template(context) {
 		room < 0
 			? nothing
 			: renderResource(plain, (value) => nextTokenFigure(context, shownIds, value, edited, words))
-	}`;
+	}
+	${softmaxFigure(context, largestLogits(plain))}`;
 }
+
+const largestLogits = ({ value }) =>
+	value ? Array.from(value.ranks.order.subarray(0, 5), (id) => value.ranks.logits[id]) : [];
 
 let requestedLogits = null; // { run, ids, resource }
 
@@ -273,7 +278,7 @@ function nextTokenFigure(context, ids, { run: shownRun, ranks }, edited, words) 
 						<th class="more" title="Cumulative probability of this token and all above it">
 							cumulative
 						</th>
-						<th class="more">logit</th>
+						<th>logit</th>
 						<th class="more" title="At temperature 1, without top-k and top-p">log-prob</th>
 					</tr>
 				</thead>
@@ -309,7 +314,7 @@ function nextTokenFigure(context, ids, { run: shownRun, ranks }, edited, words) 
 								${formatPercent(probability)}${editedRanks ? html`<span class="after">${formatPercent(editedProbability)}</span>` : nothing}
 							</td>
 							<td class="number more">${formatPercent(Math.min(1, cumulative))}</td>
-							<td class="number more">${formatNumber(ranks.logits[id], 4)}</td>
+							<td class="number">${formatNumber(ranks.logits[id], 4)}</td>
 							<td class="number more">${formatNumber(generation.logprob(ranks, id), 4)}</td>
 						</tr>`;
 					})}

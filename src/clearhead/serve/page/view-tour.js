@@ -145,9 +145,9 @@ const CHAPTERS = [
 				id: "L3.2",
 				view: "attention",
 				title: "The simplest attention",
-				changes: (card) => ({ ...attentionText(card), anatomy: true, ...NO_SELECTION }),
-				target: ".apart",
-				text: "Compare each token with every visible token, normalize the scores with softmax, and average the vectors. The simplest attention compares the vectors themselves; a head compares queries and keys, as here.",
+				changes: (card) => ({ ...attentionText(card), simplest: true, ...NO_SELECTION }),
+				target: ".simplest",
+				text: "Multiply each token's vector with every visible one, x_i · x_j, normalize with softmax, and average the vectors: no queries, keys or values. The selected head, beside it, multiplies queries with keys instead, so a token need not attend to what resembles it.",
 			},
 			{
 				id: "L3.3",
@@ -260,13 +260,21 @@ const CHAPTERS = [
 				text: "The last vector times one row per token of the vocabulary gives the logits. With tied weights, these rows are the embeddings.",
 			},
 			{
+				id: "L5.2a",
+				view: "predict",
+				title: "Softmax by hand",
+				changes: () => ({ typed_logits: "+6, −5, 4, 1.5, 9.9", typed_temperature: 10 }),
+				target: "Softmax of any logits",
+				text: "Five logits, +6, −5, 4, 1.5 and 9.9, become probabilities: divide by T, exponentiate, divide by the sum. At T = 10 all five get a share; move T to 1, and the largest gets 98%. Type other logits.",
+			},
+			{
 				id: "L5.2",
 				view: "predict",
 				title: "Temperature",
 				changes: (card) =>
 					isDecoder(card) ? { text: card.examples.prompt, temperature: 0.4 } : null,
 				target: ".sliders",
-				text: "Logits are divided by the temperature before the softmax: low makes the top token dominant, high flattens the distribution. Move the slider.",
+				text: "Logits are divided by the temperature before the softmax: low makes the top token dominant, high flattens the distribution. The name is from thermodynamics: a state of energy E has probability proportional to exp(−E / kT), and a logit is a negative energy. Move the slider.",
 			},
 			{
 				id: "L5.3",

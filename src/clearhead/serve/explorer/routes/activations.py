@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.lens.argument_checks import check_layer, check_token
-from clearhead.lens.attention import HEAD_SCORES, score_heads
+from clearhead.lens.attention import HEAD_SCORES, score_heads, simple_attention
 from clearhead.lens.circuits import detach_weight, unembedding_matrix
 from clearhead.lens.hook_points import AttentionKind, attention_path, num_layers
 from clearhead.lens.logit_attribution import attribution
@@ -95,6 +95,17 @@ def activation_routes(executor: ExplorerExecutor) -> APIRouter:
             view = head_scores(runs.get(run_id), part)
             definitions = {name: HEAD_SCORES[name][0] for name in view.axes[0].labels}
             return {"scores": definitions, "view": view_to_dict(view)}
+
+        return await executor.submit(respond)
+
+    @router.get("/{run_id}/simple-attention")
+    async def simplest(run_id: str, part: AttentionKind = "attention") -> JSONDict:
+        """Attention of the embeddings to each other, without queries, keys and values."""
+
+        def respond() -> JSONDict:
+            run = runs.get(run_id)
+            view = simple_attention(run.trace.model, kind=part, **run.lens_inputs())
+            return {"scores": view_to_dict(view.scores), "pattern": view_to_dict(view)}
 
         return await executor.submit(respond)
 
