@@ -17,7 +17,7 @@ LAYERS = [
     {"tokenizers", "data"},
     {"kernels"},
     {"model"},
-    {"generate", "train", "weights", "lens", "evaluate", "word_vectors"},
+    {"generate", "train", "weights", "lens", "evaluate", "word_vectors", "exercises"},
     {"api"},
     {"lab"},
     {"serve"},

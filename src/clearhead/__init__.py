@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # `import x as x` exports x
     from clearhead.errors import ClearheadError as ClearheadError
     from clearhead.evaluate.evaluate import evaluate as evaluate
     from clearhead.evaluate.invariants import verify as verify
+    from clearhead.exercises.checker import check as check
     from clearhead.lab.compare import compare as compare
     from clearhead.lens.edits import ablate as ablate
     from clearhead.lens.edits import replace as replace
@@ -44,6 +45,7 @@ _MODULES = {
     "Model": "clearhead.api",
     "Tokenizer": "clearhead.tokenizers.tokenizer",
     "ablate": "clearhead.lens.edits",
+    "check": "clearhead.exercises.checker",
     "compare": "clearhead.lab.compare",
     "context": "clearhead.lens.word_in_context",
     "evaluate": "clearhead.evaluate.evaluate",

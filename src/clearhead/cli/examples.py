@@ -99,6 +99,11 @@ EXAMPLES = {
         "clearhead verify tiny-decoder --model.position rotary",
         "clearhead verify out/hf --against transformers",
     ),
+    "check": (
+        "clearhead check --template mine.py",
+        "clearhead check mine.py",
+        "clearhead check mine.py --only attention --only layer_norm",
+    ),
     "presets": ("clearhead presets", "clearhead presets lm-small --model.n_layers 6 > run.toml"),
     "bench": ("clearhead bench", "clearhead bench forward"),
     "tokenizer": ('clearhead tokenizer show story "a fluffy blue creature"',),

@@ -9,6 +9,7 @@ import typer
 from clearhead.cli import (
     bench,
     chat,
+    check,
     classify,
     compare,
     demo,
@@ -72,6 +73,7 @@ COMMANDS = (
     compare.compare,
     evaluate.evaluate,
     verify.verify,
+    check.check,
     presets.presets,
     bench.bench,
 )

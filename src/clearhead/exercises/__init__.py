@@ -1,0 +1,1 @@
+"""Exercises: students write parts of a Transformer, and `clearhead check` compares them."""
