@@ -2,6 +2,7 @@
 
 import ast
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from clearhead.errors import ClearheadError
 from clearhead.exercises.exercises import EXERCISES
 
 EXERCISE_TESTS = Path(__file__).parents[1] / "exercises"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "check.md"
 
 
 def run(*words):
@@ -59,6 +61,16 @@ def test_exit_status_and_summary():
     assert wrong.return_value == 1 or wrong.exit_code == 1
     assert "✗ softmax" in wrong.stdout
     assert "1 failed, 1 not found." in wrong.stdout
+
+
+@pytest.mark.slow
+def test_guide_shows_what_is_printed(tmp_path, monkeypatch):
+    shutil.copy(EXERCISE_TESTS / "guide_example.py", tmp_path / "mine.py")
+    monkeypatch.chdir(tmp_path)
+    _, _, shown = GUIDE.read_text(encoding="utf-8").partition("$ clearhead check mine.py\n")
+    shown = shown.partition("…")[0]
+    assert run("mine.py").stdout.startswith(shown)
+    assert "layer_norm" in shown
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def check(
     time_limit: float = typer.Option(10.0, help="Seconds for each call of a function."),
     json_output: bool = typer.Option(False, "--json", help="Print JSON, one line per function."),
 ) -> None:
-    """Compare your own attention, layer norm, beam search … with clearhead's.
+    """Compare your own attention, layer norm … with clearhead's.
 
     Each function is called with random arguments of many sizes. For the first value that differs,
     prints where it is, and which common mistake gives exactly these results. Rows and columns count
@@ -52,13 +52,14 @@ def check(
     """
     from clearhead.cli.common import echo
     from clearhead.errors import ClearheadError
-    from clearhead.exercises.checker import iter_checks
+    from clearhead.exercises.checker import check_names, iter_checks
     from clearhead.exercises.exercises import EXERCISES
 
     if sum((file is not None, list_functions, template is not None)) != 1:
         raise ClearheadError("give a Python file, --list, or --template FILE.")
+    check_names(only)
     if list_functions:
-        for exercise in EXERCISES.values():
+        for exercise in [EXERCISES[name] for name in only] or EXERCISES.values():
             echo(f"{exercise.description}\n")
         return
     if template is not None:
@@ -118,13 +119,9 @@ def _write_template(path: Path, only: list[str]) -> None:
     import ast
     import inspect
 
-    from clearhead.errors import ClearheadError, os_error_reason, suggest
+    from clearhead.errors import ClearheadError, os_error_reason
     from clearhead.exercises import template
-    from clearhead.exercises.exercises import EXERCISES
 
-    for name in only:
-        if name not in EXERCISES:
-            raise ClearheadError(f"{name!r} is not an exercise; {suggest(name, EXERCISES)}")
     source = inspect.getsource(template)
     lines = source.splitlines(keepends=True)
     for node in ast.parse(source).body:

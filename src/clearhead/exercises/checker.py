@@ -42,6 +42,7 @@ class CheckResult:
 
     @property
     def passed(self) -> bool:
+        """Whether the function is right."""
         return self.status == "passed"
 
     def to_dict(self) -> dict[str, object]:
@@ -77,9 +78,7 @@ def iter_checks(
     path: str | Path, only: Sequence[str] = (), *, time_limit: float = DEFAULT_TIME_LIMIT
 ) -> Iterator[CheckResult]:
     """Check one function after another; those that the file does not define come last."""
-    for name in only:
-        if name not in EXERCISES:
-            raise ClearheadError(f"{name!r} is not an exercise; {suggest(name, EXERCISES)}")
+    check_names(only)
     if not 0 < time_limit < math.inf:
         raise ClearheadError(f"the time limit must be a positive number, got {time_limit}.")
     if not Path(path).is_file():
@@ -97,6 +96,13 @@ def iter_checks(
     for name in wanted:
         if name not in found:
             yield CheckResult(name, "not found", f"not found in {Path(path).name}.")
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise unless these are names of exercises."""
+    for name in names:
+        if name not in EXERCISES:
+            raise ClearheadError(f"{name!r} is not an exercise; {suggest(name, EXERCISES)}")
 
 
 def _check_function(process: "_FileProcess", exercise: Exercise) -> CheckResult:
