@@ -33,9 +33,9 @@ def test_shapes_are_those_of_the_row_form():
     groups = {group.symbol: group for group in ch.lens.parameters(model).groups}
     assert groups["E"].shape == (100, 32)
     assert groups["W_Q"].shape == (32, m.attention.n_heads * m.d_head)
-    assert groups["W_1"].shape == (32, m.d_ff)
-    assert groups["W_2"].shape == (m.d_ff, 32)
-    assert groups["W_1"].count == 2 * 32 * m.d_ff
+    assert groups["W_up"].shape == (32, m.d_ff)
+    assert groups["W_down"].shape == (m.d_ff, 32)
+    assert groups["W_up"].count == 2 * 32 * m.d_ff
     assert groups["W_U = Eᵀ"].shape == (32, 100)
     assert groups["W_U = Eᵀ"].count == 0
 

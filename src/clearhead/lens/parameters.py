@@ -56,10 +56,10 @@ KNOWN_PARAMETERS = {  # the first that fits
     "k.bias": ("attention", "b_K", "h_kv·d_k"),
     "v.bias": ("attention", "b_V", "h_kv·d_k"),
     "out.bias": ("attention", "b_O", "d"),
-    "ffn.up.weight": ("feed-forward", "W_1", "d × d_ff"),
-    "ffn.up.bias": ("feed-forward", "b_1", "d_ff"),
-    "ffn.down.weight": ("feed-forward", "W_2", "d_ff × d"),
-    "ffn.down.bias": ("feed-forward", "b_2", "d"),
+    "ffn.up.weight": ("feed-forward", "W_up", "d × d_ff"),
+    "ffn.up.bias": ("feed-forward", "b_up", "d_ff"),
+    "ffn.down.weight": ("feed-forward", "W_down", "d_ff × d"),
+    "ffn.down.bias": ("feed-forward", "b_down", "d"),
     "ffn.gate.weight": ("feed-forward", "W_gate", "d × d_ff"),
     "ffn.gate.bias": ("feed-forward", "b_gate", "d_ff"),
 }
@@ -69,8 +69,8 @@ POSITION_TABLES = {
     "shaw": ("relative keys", "L × distances × d_k"),
 }
 NOTE = (
-    "row form, x W: d = d_model, h heads of size d_k, d_ff neurons; in column form, W x, each "
-    "matrix is transposed: W_E is d × |V|"
+    "row form, x W: d = d_model, h heads of size d_k, d_ff neurons, W_1 = W_up, W_2 = W_down; in "
+    "column form, W x, each matrix is transposed: W_E is d × |V|"
 )
 
 

@@ -331,7 +331,7 @@ const CHAPTERS = [
 				title: "Encoder and decoder",
 				changes: () => ({ beam_node: -1 }),
 				target: "Beam search",
-				text: "Attention Is All You Need, 2017: an encoder without a mask and a decoder with cross-attention. Beam search keeps several hypotheses and ranks them by score.",
+				text: "Attention Is All You Need, 2017: an encoder without a mask and a decoder with cross-attention (here pre-norm; in 2017 post-norm). Beam search keeps several hypotheses and ranks them by score.",
 			},
 			{
 				id: "L6.3",
