@@ -204,6 +204,21 @@ def test_vector_expressions_equal_the_library(client):
     assert "no layer" in error(client, "/api/vectors", model="decoder", expression="king", layer=9)
 
 
+@pytest.mark.parametrize("layer", [None, 1])
+def test_equations_equal_the_library(client, layer):
+    equation = "E(queen) - E(king) = woman - man"
+    response = request(client, "/api/vectors", model="decoder", equation=equation, layer=layer)
+    expected = ch.vectors(MODELS["decoder"], layer).compare(equation)
+    np.testing.assert_allclose(numbers(response["view"]), expected.values, atol=1e-5)
+    assert [side["is_difference"] for side in response["sides"]] == [True, True]
+    assert [point["text"] for point in response["points"]] == ["queen", "king", "woman", "man"]
+    for view, known in zip(response["neighbors"], expected.neighbors, strict=True):
+        assert view["axes"][0]["labels"] == list(known.axes[0].labels)
+    response = request(client, "/api/vectors", model="decoder", equation="a + b = c - d - e")
+    assert [side["is_difference"] for side in response["sides"]] == [False, False]
+    assert "two sides" in error(client, "/api/vectors", model="decoder", equation="king - man")
+
+
 def test_vectors_of_a_layer_are_read_in_steps_between_other_requests(client, monkeypatch):
     monkeypatch.setattr(vectors, "TOKENS_PER_BATCH", 64)
     tokens_read = []  # in each turn of the request

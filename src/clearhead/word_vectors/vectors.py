@@ -65,6 +65,11 @@ def parse_terms(expression: str, is_word: Callable[[str], bool] = bool) -> Terms
     return [*terms, (sign, " ".join(words))]
 
 
+def split_equation(equation: str) -> list[str]:
+    """The sides of `queen - king = woman - man`; an expression is a single side."""
+    return [side.strip() for side in re.split("[=≈]", equation)]
+
+
 # --- sources
 class UnknownWordError(ClearheadError, KeyError):
     """A word that has no vector."""
@@ -364,7 +369,7 @@ class Vectors:
         As a control, the left side is also compared with random words, added and subtracted as on
         the right side. Vectors are normalized before they are added.
         """
-        sides = [side.strip() for side in re.split("[=≈]", _check_word(equation))]
+        sides = split_equation(_check_word(equation))
         if len(sides) != 2 or not all(sides):
             raise ClearheadError(
                 f"compare needs two sides, as in queen - king = woman - man, got {equation!r}."

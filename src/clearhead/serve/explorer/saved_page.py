@@ -24,6 +24,7 @@ UNESCAPED = "!'()*"  # by JavaScript's encodeURIComponent, which the page uses
 FORWARDED_HEADERS = (b"authorization", b"cookie", b"host")
 VECTOR_LAB_REQUESTS: list[JSONDict] = [  # the defaults of the vector lab
     {"expression": "king - man + woman", "include_inputs": False, "layer": None},
+    {"equation": "queen - king = woman - man", "layer": None},
     {
         "pairs": [["cat", "cats"], ["dog", "dogs"]],
         "words": ["one", "two", "student", "students", "teacher", "teachers", "house", "houses"],

@@ -68,6 +68,14 @@ const CHAPTERS = [
 				text: "king − man + woman should be near queen; cats − cat is a direction for plural. Small models capture little of this; here you see what yours has learned.",
 			},
 			{
+				id: "L1.4a",
+				view: "vectors",
+				title: "Equal differences",
+				changes: () => ({ equation: "queen - king = woman - man" }),
+				target: ".equation",
+				text: "E(queen) − E(king) = E(woman) − E(man): if a direction means gender, the two arrows are parallel. The cosine says how parallel they are, and random words say what chance gives.",
+			},
+			{
 				id: "L1.5",
 				view: "tokens",
 				title: "The context is limited",

@@ -2,13 +2,14 @@
 
 import { html, nothing, svg } from "lit-html";
 import { button, selectBox, textInput } from "ch/controls";
-import { formatCount } from "ch/format";
+import { formatCount, formatNumber } from "ch/format";
 import { decodedView, memoize, postJson, renderResource, viewWithNumbers } from "ch/requests";
 import { registerDefaults } from "ch/state";
 
 registerDefaults({
 	expression: "king - man + woman",
 	include_inputs: false,
+	equation: "queen - king = woman - man",
 	vectors_layer: -1,
 	pairs: "cat:cats dog:dogs",
 	direction_words: "one two student students teacher teachers house houses",
@@ -21,6 +22,13 @@ const EXAMPLES = [
 	"bigger - big + small",
 ];
 
+const EQUATIONS = [
+	"queen - king = woman - man",
+	"E(king) - E(man) = E(queen) - E(woman)",
+	"Mussolini - Hitler = Italy - Germany",
+	"cats - cat = dogs - dog",
+];
+
 function template(context) {
 	const { card, state, set } = context;
 	const layers = card.architecture === "encoder-decoder" ? card.encoder_layers : card.n_layers;
@@ -29,7 +37,8 @@ function template(context) {
 	return html`<div class="row">
 			${selectBox("Vectors", options, state.vectors_layer, (vectors_layer) => set({ vectors_layer }))}
 		</div>
-		${arithmeticSection(context)} ${directionSection(context)} ${similaritySection(context)}`;
+		${arithmeticSection(context)} ${equationSection(context)} ${directionSection(context)}
+		${similaritySection(context)}`;
 }
 
 function getVectors({ card, state }, body, slot) {
@@ -93,6 +102,69 @@ function arithmeticSection(context) {
 	</section>`;
 }
 
+/** queen - king = woman - man: both differences as arrows, their cosine, and a control. */
+function equationSection(context) {
+	const { state, set } = context;
+	const result = getVectors(context, { equation: state.equation }, "equation");
+	return html`<section class="equation">
+		<h2>Equal differences</h2>
+		<div class="row">
+			${textField("Equation", "equation", context, "two sums of words with = between them")}
+		</div>
+		<div class="row">
+			${EQUATIONS.map((equation) => button(equation, () => set({ equation }), { kind: "quiet" }))}
+		</div>
+		${renderResource(
+			result,
+			(value) =>
+				html`${multiTokenNote(value.words)}
+					<p>${equationSummary(value)}</p>
+					<div class="columns">
+						<figure class="projection">
+							${pointsPlot(value.points, differenceArrows(value))}
+							<figcaption class="hint">
+								Both differences as arrows. The plane shows
+								${(100 * value.explained_variance).toFixed(0)}% of the variance of these words; the
+								cosine is computed in all dimensions.
+							</figcaption>
+						</figure>
+						<div>
+							${value.neighbors.map((view, i) => neighborsFigure(view, value.sides[i].text))}
+						</div>
+					</div>`,
+		)}
+	</section>`;
+}
+
+const neighborsFigure = (view, side) =>
+	html`<ch-figure .caption=${`Nearest to ${side}`} .noExport=${true}>
+		<ch-bar-chart
+			.labels=${view.axes[0].labels}
+			.values=${decodedView(view).values}
+			.max=${1}
+			.signed=${false}
+			.valueName=${"cosine"}></ch-bar-chart>
+	</ch-figure>`;
+
+function equationSummary({ view, sides }) {
+	const [cosine, mean, low, high] = decodedView(view).values;
+	const [average, from, to] = [mean, low, high].map((value) => value.toFixed(2).replace("-", "−"));
+	return html`The cosine of ${sides[0].text} and ${sides[1].text} is
+		<b data-fact="cosine" data-value=${cosine}>${formatNumber(cosine)}</b>; with random words on the
+		right side it is ${average} on average, and between ${from} and ${to} for 95% of them.
+		${cosine > high ? "The two are more alike than chance, but equal only at 1." : "In these vectors they are no more alike than chance."}`;
+}
+
+/** An arrow from the second to the first word of each side that is a difference. */
+function differenceArrows({ sides, points }) {
+	let first = 0;
+	return sides.flatMap(({ is_difference: isDifference, size }) => {
+		const start = first;
+		first += size;
+		return isDifference ? [[points[start + 1].position, points[start].position]] : [];
+	});
+}
+
 /** Name the words that have several tokens. */
 function multiTokenNote(words) {
 	const several = words.filter((word) => word.pieces.length > 1);
@@ -111,7 +183,22 @@ const shortNote = (view) =>
 
 const plainWord = (name) => name.replace(/^[·▁]|^##/, "");
 
+/** king − man beside woman − result. */
 function projectionPlot({ points }) {
+	const inputs = points.filter(({ role }) => role === "input");
+	const result = points.at(-1);
+	const pairs = [
+		[inputs[1], inputs[0]],
+		[inputs[2], result],
+	];
+	return pointsPlot(
+		points,
+		inputs.length === 3 ? pairs.map((ends) => ends.map(({ position }) => position)) : [],
+	);
+}
+
+/** Points in a plane, and arrows between positions. */
+function pointsPlot(points, arrows) {
 	const xs = points.map(({ position }) => position[0]);
 	const ys = points.map(({ position }) => position[1]);
 	const left = Math.min(...xs);
@@ -120,16 +207,21 @@ function projectionPlot({ points }) {
 	const top = Math.max(...ys);
 	const x = (value) => 40 + ((value - left) / (right - left || 1)) * 300;
 	const y = (value) => 270 - ((value - bottom) / (top - bottom || 1)) * 240;
-	const inputs = points.filter(({ role }) => role === "input");
-	const result = points.at(-1);
-	const point = ({ position }) => `${x(position[0])} ${y(position[1])}`;
-	const parallels = () =>
-		`M${point(inputs[1])}L${point(inputs[0])}M${point(inputs[2])}L${point(result)}`;
-	return html`<svg
-		viewBox="0 0 440 300"
-		role="img"
-		aria-label="input words and their neighbors in a plane">
-		${inputs.length === 3 ? svg`<path class="parallels" d=${parallels()}></path>` : nothing}
+	const at = ([u, v]) => `${x(u)} ${y(v)}`;
+	return html`<svg viewBox="0 0 440 300" role="img" aria-label="words in a plane">
+		<defs>
+			<marker
+				id="arrowhead"
+				viewBox="0 0 8 8"
+				refX="11"
+				refY="4"
+				markerWidth="7"
+				markerHeight="7"
+				orient="auto">
+				<path d="M0 0L8 4L0 8z"></path>
+			</marker>
+		</defs>
+		${arrows.map(([from, to]) => svg`<path class="arrow" marker-end="url(#arrowhead)" d=${`M${at(from)}L${at(to)}`}></path>`)}
 		${placeLabels(points, x, y).map(
 			({ text, role, cx, cy, place }) =>
 				svg`<circle class=${role} cx=${cx} cy=${cy} r=${role === "neighbor" ? 3.5 : 5}><title>${text}</title></circle>

@@ -26,7 +26,7 @@ from clearhead.serve.explorer.requests import ExplorerRequest
 from clearhead.serve.explorer.serialize import describe_tokens, view_to_dict
 from clearhead.serve.registry import LoadedModel
 from clearhead.tokenizers.tokenizer import BYTE_CHARACTERS, BPEMerges, Tokenizer, encode_with_masks
-from clearhead.word_vectors.vectors import LayerSource, Vectors
+from clearhead.word_vectors.vectors import LayerSource, Vectors, WordVector, split_equation
 
 MAX_TOKENS = 8192  # of a tokenized text
 MATRIX_MAP_SIZE = (96, 64)  # maximum rows and columns of the embedding map
@@ -47,9 +47,10 @@ class TokenizeRequest(ExplorerRequest):
 
 
 class VectorsRequest(ExplorerRequest):
-    """An expression of words, or pairs (for a direction) with words, or words to compare."""
+    """An expression or equation, or pairs (for a direction) with words, or words to compare."""
 
     expression: str = Field("", max_length=400)
+    equation: str = Field("", max_length=400)  # queen - king = woman - man
     pairs: list[tuple[Word, Word]] = Field([], max_length=32)
     words: WordList = Field([])
     layer: int | None = None  # None: the embedding matrix
@@ -228,17 +229,21 @@ def query_vectors(loaded_model: LoadedModel, request: VectorsRequest) -> Iterato
             "agreement": view_to_dict(direction.agreement()),
             **_word_tokens(vectors, words),
         }
-    elif request.expression:
+    elif request.expression or request.equation:
         num_read = loaded_model.model.num_parameters() * len(vectors)
         if request.layer is not None and num_read > MAX_PARAMETER_TOKENS:
             raise ClearheadError(
                 f"Reading {len(vectors):,} tokens up to layer {request.layer} would take too long. "
                 "Use the embedding matrix, or compare single words."
             )
-        vectors.evaluate_expression(request.expression)  # raises before the vectors are read
+        for side in split_equation(request.equation or request.expression):
+            vectors.evaluate_expression(side)  # raises before the vectors are read
         if isinstance(vectors.source, LayerSource):
             yield from vectors.source.read_in_steps()
-        yield _evaluate_expression(vectors, request)
+        if request.equation:
+            yield _compare_sums(vectors, request.equation)
+        else:
+            yield _evaluate_expression(vectors, request)
     elif len(request.words) < 2:
         raise ClearheadError("Give an expression (king - man + woman), words, or pairs and words.")
     else:
@@ -273,6 +278,32 @@ def _evaluate_expression(vectors: Vectors, request: VectorsRequest) -> JSONDict:
             for (text, role), position in zip(labels, positions.tolist(), strict=True)
         ],
         "explained_variance": explained_variance,
+    }
+
+
+def _compare_sums(vectors: Vectors, equation: str) -> JSONDict:
+    """The cosine of two sums with a control, and their words projected to a plane."""
+    view = vectors.compare(equation)
+    sides = []
+    words: list[WordVector] = []
+    for side in split_equation(equation):
+        side_words, total = vectors.evaluate_expression(side)
+        ends = [F.normalize(word.vector, dim=0) for word in side_words]
+        is_difference = len(ends) == 2 and torch.allclose(ends[0] - ends[1], total, atol=1e-5)
+        sides.append({"text": side, "is_difference": is_difference, "size": len(side_words)})
+        words += side_words
+    points = F.normalize(torch.stack([word.vector for word in words]), dim=-1)
+    positions, explained_variance = project_to_plane(points)
+    return {
+        "view": view_to_dict(view),
+        "neighbors": [view_to_dict(neighbors) for neighbors in view.neighbors],
+        "sides": sides,
+        "points": [
+            {"text": word.text, "role": "input", "position": position}
+            for word, position in zip(words, positions.tolist(), strict=True)
+        ],
+        "explained_variance": explained_variance,
+        **_word_tokens(vectors, [word.text for word in words]),
     }
 
 
