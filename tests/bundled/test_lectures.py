@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from mole_sentences import MOLE_SENTENCES
 from plural_pairs import DIRECTION, HUNDRED
 
 import clearhead as ch
@@ -125,22 +126,6 @@ TIRED, WIDE = (
 )
 
 
-def attention_margin(model, word, text):
-    """layer × head: how much more a word attends to the chicken than to the road."""
-    view = word_attention(model, word, text)
-    chicken, road = (view.axes[-1].labels.index(noun) for noun in ("chicken", "road"))
-    return view.values[..., chicken] - view.values[..., road]
-
-
-def test_it_attends_more_to_the_chicken_that_is_tired():
-    """In the head with the largest shift and on average; but no head switches the noun."""
-    tired, wide = (attention_margin(load("fill"), "it", text).flatten() for text in (TIRED, WIDE))
-    shift = tired - wide
-    assert shift.abs().max() == shift.max() > 0.05
-    assert shift.mean() > 0
-    assert not ((tired > 0) & (wide < 0)).any()
-
-
 def test_what_is_too_wide_is_the_road():
     fill = load("fill")
     template = "the chicken didn't cross the road because the [MASK] was too {}."
@@ -155,41 +140,23 @@ def test_what_is_too_wide_is_the_road():
     assert wide["road"] > 5 * tired.get("road", 0.0)
 
 
-def test_decoder_knows_the_noun_at_the_end_only():
-    """*it* cannot see what follows; *tired* attends to the chicken, *wide* to the road."""
+def test_decoder_cannot_know_the_noun_at_it():
     story = load("story")
-    assert attention_margin(story, "it", TIRED).equal(attention_margin(story, "it", WIDE))
-    assert (
-        float(attention_margin(story, "tired", TIRED).mean())
-        > 0
-        > float(attention_margin(story, "wide", WIDE).mean())
-    )
+    tired, wide = (word_attention(story, "it", text) for text in (TIRED, WIDE))
+    assert tired.values[..., :-1].equal(wide.values[..., :-1])
 
 
-MOLES = {
-    "fill": [
-        "the mole dug a tunnel under the garden",
-        "a mole is a small animal that lives under the ground",
-        "one mole of carbon dioxide has a mass of 44 grams",
-        "the reaction gives one mole of oxygen for each mole of water",
-    ],
-    "story": [  # a decoder sees only what precedes, and this one knows no chemistry
-        "In the garden there lived a little mole",
-        "Under the ground in his tunnel sat a mole",
-        "The doctor looked at her skin and saw a mole",
-        "On his cheek he had a small brown mole",
-    ],
-}
-
-
-@pytest.mark.parametrize("name", MOLES)
-def test_the_senses_of_mole_separate_by_layer(name):
-    """Vectors of the same sense become more similar than those of different senses."""
-    view = ch.context(load(name), "mole", MOLES[name])
-    same = torch.tensor([pair in ("0·1", "2·3") for pair in view.axes[1].labels])
-    margin = view.values[:, same].mean(dim=-1) - view.values[:, ~same].mean(dim=-1)
-    assert float(margin[0]) < 0.01
-    assert float(margin[-1]) > 0.05
+@pytest.mark.parametrize(("name", "separates"), [("fill", True), ("story", False)])
+def test_contexts_separate_the_vectors_of_mole_and_of_any_word(name, separates):
+    """Not because mole has several senses: "thing" in the same sentences separates as well."""
+    senses = [sense for sense, texts in MOLE_SENTENCES.items() for _ in texts]
+    texts = [text for texts in MOLE_SENTENCES.values() for text in texts]
+    for word in ("mole", "thing"):
+        sentences = [text.replace("mole", word) for text in texts]
+        statistics = ch.context(load(name), word, sentences).by_sense(senses).values
+        assert abs(float(statistics[0, 2])) < 0.01
+        low = float(statistics[-1, 3])
+        assert low > 0.03 if separates else low < 0
 
 
 # L3.6: queries and keys as a look-up
@@ -269,6 +236,7 @@ def test_example_reviews_of_the_page_are_opposite_and_equally_long():
     [
         ("story", "pronouns", True),  # the head of the page's first picture
         ("story", "adjectives", False),  # its heads attend to the words before, adjectives or not
+        ("story", "described-noun", True),
         ("story", "it", False),  # a decoder has not read tired or wide at "it"
         ("fill", "adjectives", False),
         ("fill", "it", False),

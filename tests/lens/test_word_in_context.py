@@ -1,5 +1,7 @@
 """A word in several sentences: similarities and differences of the activations."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -84,9 +86,43 @@ def test_only_an_encoder_reads_what_follows_a_word():
     assert "does not read" not in encoder.note
 
 
+def test_senses_compare_pairs_within_and_between():
+    sentences = ["a mole", "the mole", "one mole", "mole of carbon", "of the mole", "carbon mole"]
+    senses = ["animal"] * 3 + ["unit"] * 3
+    view = context(make_model("tiny-encoder"), "mole", sentences)
+    statistics = view.by_sense(senses)
+    for layer, cosines in enumerate(view.values):
+        by_pair = dict(zip(view.axes[1].labels, cosines.tolist(), strict=True))
+        same = [by_pair[pair] for pair in ("0·1", "0·2", "1·2", "3·4", "3·5", "4·5")]
+        within, between, difference, low, high = statistics.values[layer].tolist()
+        assert within == pytest.approx(sum(same) / 6, abs=1e-6)
+        assert between == pytest.approx((sum(by_pair.values()) - sum(same)) / 9, abs=1e-6)
+        assert difference == pytest.approx(within - between, abs=1e-6)
+        assert low <= difference <= high
+
+
+def test_the_interval_of_senses_tells_an_effect_from_chance():
+    """Planted vectors: the interval is above 0 if senses differ, and usually not by chance."""
+    view = context(make_model("tiny-encoder"), "mole", ["a mole"] * 12)
+    above = {True: 0, False: 0}
+    for seed in range(30):
+        for has_effect in above:
+            generator = torch.Generator().manual_seed(seed)
+            vectors = torch.randn(12, 16, generator=generator)
+            vectors += torch.randn(2, 16, generator=generator).repeat_interleave(6, 0) * has_effect
+            cosines = F.cosine_similarity(vectors[:, None], vectors[None], dim=-1)
+            planted = replace(view, values=cosines[*torch.triu_indices(12, 12, 1)].expand(3, -1))
+            above[has_effect] += float(planted.by_sense(["a"] * 6 + ["b"] * 6).values[0, 3]) > 0
+    assert above[True] == 30
+    assert above[False] <= 3
+
+
 ERRORS = [
     (lambda m: context(m, "mole", ["a mole"]), "at least two sentences"),
     (lambda m: context(m, "mole", "a mole"), "at least two sentences"),
+    (lambda m: context(m, "mole", TEXTS).by_sense(["a"]), "one a sentence"),
+    (lambda m: context(m, "mole", TEXTS).by_sense(["a", "b", "a"]), "3 sentences or more"),
+    (lambda m: context(m, "mole", TEXTS).by_sense(["a", "a", "a"]), "must differ"),
     (lambda m: context(m, "molle", TEXTS), "did you mean 'mole'"),
     (lambda m: context(m, " ", TEXTS), "not empty"),
     (lambda m: context(m, "mole", TEXTS).difference(0, 3), "there is no sentence 3"),

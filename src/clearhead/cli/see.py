@@ -114,8 +114,8 @@ def see(
         None,
         metavar="WORD:WORD|CONTRAST",
         help="Find the heads where the first word attends most to the second in the text; or those "
-        "with the effect of a contrast, with controls: a table of sentences, or adjectives, it or "
-        "pronouns.",
+        "with the effect of a contrast, with controls: a table of sentences, or adjectives, "
+        "described-noun, it or pronouns.",
         show_default=False,
     ),
     output: Path = VIEW_OUTPUT_OPTION,

@@ -103,7 +103,8 @@ def read_contrast(source: str | Path) -> list[tuple[AttentionExample, AttentionE
 def find_heads(model: "Model", contrast: str | Path | Contrast, top_k: int = 5) -> HeadContrast:
     """The heads where a word attends more to others in effect sentences than in their controls.
 
-    `contrast` is a file, the name of a bundled one (adjectives, it, pronouns), or a list of pairs.
+    `contrast` is a file, the name of a bundled one (adjectives, described-noun, it,
+    pronouns), or a list of pairs.
     The first half of the pairs ranks the heads, by mean difference minus two standard errors; the
     second half measures them: the mean attention in effect sentences and controls, and the mean
     difference with its 95% bootstrap interval.

@@ -26,6 +26,9 @@ from clearhead.tokenizers.tokenizer import split_at_masks
 if TYPE_CHECKING:
     from clearhead.api import Model
 
+MIN_SENTENCES_PER_SENSE = 3
+BOOTSTRAP_SAMPLES = 10_000
+
 
 @dataclass(frozen=True)
 class WordInSentence:
@@ -60,6 +63,47 @@ class ContextSimilarity(View):
             signed=True,
             vmax=1.0,
             note=f"cosine similarity of the head's output z; {_numbered(self.sentences)}",
+        )
+
+    def by_sense(self, senses: Sequence[str]) -> View:
+        """layer × statistic: mean cosine within a sense, between senses, and their difference.
+
+        `senses` has the word's sense in each sentence. The interval of the difference is a 95%
+        bootstrap interval over sentences. As a control, measure a word with a single sense in the
+        same sentences: its vectors differ too, because every word takes in its context.
+        """
+        if not isinstance(senses, list | tuple) or len(senses) != len(self.sentences):
+            raise ClearheadError(f"senses must be a list of {len(self.sentences)}, one a sentence.")
+        if not all(senses.count(sense) >= MIN_SENTENCES_PER_SENSE for sense in senses):
+            raise ClearheadError(f"each sense needs {MIN_SENTENCES_PER_SENSE} sentences or more.")
+        if len(set(senses)) < 2:
+            raise ClearheadError("senses must differ between sentences.")
+        pairs = list(_pairs(len(senses)))
+        same = torch.tensor([senses[a] == senses[b] for a, b in pairs])
+        first, second = torch.tensor(pairs).T
+        sentence = torch.randint(
+            len(senses),
+            (BOOTSTRAP_SAMPLES, len(senses)),
+            generator=torch.Generator().manual_seed(0),
+        )
+        counts = F.one_hot(sentence, len(senses)).sum(dim=1).float()  # sample sentence
+        weights = counts[:, first] * counts[:, second]  # sample pair
+        # a sample without a pair of the same sense has no difference
+        weights = weights[(weights * same).any(dim=1) & (weights * ~same).any(dim=1)]
+        within, between = (
+            F.normalize(weights * mask, p=1) @ self.values.T for mask in (same, ~same)
+        )
+        low, high = (within - between).quantile(torch.tensor([0.025, 0.975]), dim=0)
+        means = self.values[:, same].mean(dim=1), self.values[:, ~same].mean(dim=1)
+        statistics = ("within", "between", "difference", "95% low", "95% high")
+        return View(
+            torch.stack([*means, means[0] - means[1], low, high], dim=-1),
+            (self.axes[0], *label_axes({"statistic": statistics})),
+            f"{self.title}, by sense",
+            self.value_name,
+            signed=True,
+            vmax=1.0,
+            note="mean cosine similarity of the word's vectors within a sense and between senses",
         )
 
     def difference(self, first: int = 0, second: int = 1) -> "ContextDifference":
