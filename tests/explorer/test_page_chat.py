@@ -1,8 +1,12 @@
 """Chat tokens: exactly the model's input, each with its message."""
 
+import pytest
+
 import clearhead as ch
+from clearhead.errors import ClearheadError
 from clearhead.serve.explorer.requests import RunRequest
 from clearhead.serve.explorer.routes.tasks import tokenize_chat
+from clearhead.serve.explorer.routes.words import MAX_TOKENS
 
 WORDS = ch.Tokenizer.bytes(("<|begin|>", "<|end|>"))
 CHAT_TEMPLATE = (
@@ -62,3 +66,19 @@ def test_a_model_without_template_continues_the_messages():
     assert WORDS.decode(shown["ids"]) == model("").chat_prompt(MESSAGES)
     request = RunRequest(model="m", messages=MESSAGES)
     assert request.model_inputs(model(""))["x"] == shown["ids"]
+
+
+def test_empty_messages_have_no_tokens():
+    contents = ["", "a", " ", "é🍏", ""]
+    shown = tokenize_chat(model(), [{"role": "user", "content": text} for text in contents])
+    assert [message_text(shown, number) for number in range(5)] == ["", "a", "", "é🍏", ""]
+
+
+def test_conversations_of_too_many_tokens_are_refused(monkeypatch):
+    monkeypatch.setattr(
+        "clearhead.serve.explorer.routes.tasks.IncrementalDetokenizer",
+        lambda *_: pytest.fail("it was read"),
+    )
+    messages = [{"role": "user", "content": "a" * (MAX_TOKENS + 1)}]
+    with pytest.raises(ClearheadError, match="at most 8,192"):
+        tokenize_chat(model(), messages)

@@ -1,12 +1,15 @@
 """Incremental detokenization: the text of a stream of tokens, buffered until it is final."""
 
+import codecs
 from collections.abc import Container, Sequence
+from itertools import chain
 
 from clearhead.generate.engine import common_prefix_length
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 REPLACEMENT_CHARACTER = "�"  # incomplete UTF-8 decodes to it
 CONTEXT_TOKENS = 8  # decoded before new tokens, to detect a leading space
+MAX_INCOMPLETE_BYTES = 3  # of a UTF-8 character
 
 
 class IncrementalDetokenizer:
@@ -22,9 +25,7 @@ class IncrementalDetokenizer:
         self.tokenizer = tokenizer
         self.stop = tuple(stop)
         self.longest_stop = max(map(len, self.stop), default=0)
-        self.tokens = list(prompt[-CONTEXT_TOKENS:])
-        self.decoded_until = len(self.tokens)  # tokens whose text is in `text`
-        self.window_start = 0  # first token that is decoded again
+        self.window = self._last_tokens(prompt)  # decoded again with each new token
         self.text = ""
         self.num_emitted = 0  # characters of `text` that were returned
         self.stopped = False
@@ -36,26 +37,45 @@ class IncrementalDetokenizer:
 
     def feed(self, *tokens: int) -> str:
         """Append tokens and return the new text that is final."""
-        self.tokens += tokens
-        new_text = self._decode_new()
-        if not new_text.endswith(REPLACEMENT_CHARACTER):
-            self._append(new_text)
-            self.window_start = max(self.window_start, self.decoded_until - CONTEXT_TOKENS)
-            self.decoded_until = len(self.tokens)
+        before = self._complete_text()
+        self.window += tokens
+        after = self._complete_text()
+        self._append(after[common_prefix_length(before, after) :])
+        self.window = self._last_tokens(self.window)
         return self._emit(self._num_certain())
 
     def flush(self) -> str:
-        """Return the rest of the text, including what was buffered."""
-        if not self.stopped and self.decoded_until < len(self.tokens):
-            self._append(self._decode_new())
-            self.decoded_until = len(self.tokens)
+        """End the text and return the rest of it, including what was buffered."""
+        before = self._complete_text()
+        after = self.tokenizer.decode(self.window)
+        self._append(after[common_prefix_length(before, after) :])
+        self.window = []
         return self._emit(len(self.text))
 
-    def _decode_new(self) -> str:
-        """The text of the tokens after `decoded_until`."""
-        before = self.tokenizer.decode(self.tokens[self.window_start : self.decoded_until])
-        after = self.tokenizer.decode(self.tokens[self.window_start :])
-        return after[common_prefix_length(before, after) :]
+    def _last_tokens(self, tokens: Sequence[int]) -> list[int]:
+        """The context of later tokens, which starts with a character if that is possible.
+
+        Some decoders do not read any of several bytes if one of them is invalid.
+        """
+        start = max(0, len(tokens) - CONTEXT_TOKENS)
+        for _ in range(min(start, MAX_INCOMPLETE_BYTES)):
+            start -= _continues_character(self.tokenizer.token_bytes(tokens[start]))
+        return list(tokens[start:])
+
+    def _complete_text(self) -> str:
+        """The text of the window without an incomplete character at its end."""
+        text = self.tokenizer.decode(self.window)
+        if not text.endswith(REPLACEMENT_CHARACTER):
+            return text
+        last = [self.tokenizer.token_bytes(i) for i in self.window[-MAX_INCOMPLETE_BYTES:]]
+        num_bytes = _num_incomplete_bytes(bytes(chain(*last)))
+        num_tokens = 0
+        while num_bytes > 0:  # of whole tokens
+            num_tokens += 1
+            num_bytes -= len(last[-num_tokens])
+        if num_bytes < 0:  # the first of them ends another character
+            return text[:-1]
+        return self.tokenizer.decode(self.window[: len(self.window) - num_tokens])
 
     def _append(self, text: str) -> None:
         if self.stopped:
@@ -82,3 +102,15 @@ class IncrementalDetokenizer:
         text = self.text[self.num_emitted : end]
         self.num_emitted = max(self.num_emitted, end)
         return text
+
+
+def _num_incomplete_bytes(data: bytes) -> int:
+    """The number of bytes at the end that more bytes could complete to a UTF-8 character."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder.decode(data)
+    return len(decoder.getstate()[0])
+
+
+def _continues_character(token: Sequence[int]) -> bool:
+    """Whether a token starts inside a UTF-8 character."""
+    return bool(token) and token[0] & 0xC0 == 0x80

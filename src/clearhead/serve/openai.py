@@ -414,6 +414,7 @@ class ResponseBuilder:
         )
         self.num_completion_tokens = 0
         self.text_offsets: dict[int, int] = {}  # by sequence
+        self.echoed_lengths: dict[tuple[int, ...], list[int]] = {}  # by prompt
         self.common_fields: JSONDict = {
             "id": ("chatcmpl-" if is_chat else "cmpl-") + secrets.token_hex(12),
             "created": int(time.time()),
@@ -511,8 +512,10 @@ class ResponseBuilder:
         echoed = self.prompt_logprobs.pop(index, ())
         offset = self.text_offsets.get(index, 0)
         tokens = [*echoed, *(chunk.token_logprob for chunk in chunks)]
-        lengths = self._echoed_lengths([token.token for token in echoed])
-        lengths += [len(chunk.text) for chunk in chunks]
+        prompt = tuple(token.token for token in echoed)
+        if prompt not in self.echoed_lengths:
+            self.echoed_lengths[prompt] = self._echoed_lengths(prompt)
+        lengths = self.echoed_lengths[prompt] + [len(chunk.text) for chunk in chunks]
         if echoed and chunks:  # the first chunk repeats the prompt
             lengths[len(echoed)] -= len(self.sequences[index].prompt_text)
         *offsets, self.text_offsets[index] = accumulate(lengths, initial=offset)

@@ -42,6 +42,7 @@ def _byte_characters() -> str:
 
 
 BYTE_CHARACTERS = _byte_characters()
+BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
@@ -157,6 +158,16 @@ class Tokenizer:
         elif isinstance(self.backend.decoder, decoders.Metaspace | decoders.Sequence):
             tokens = [token.removesuffix(" ").replace("▁", " ") for token in tokens]
         return [to_printable(token) for token in tokens]
+
+    def token_bytes(self, i: int) -> list[int]:
+        """The bytes that a token stands for, which may be part of a character."""
+        token = self.id_to_token(i)
+        if self.has_space_prefix and set(token) <= set(BYTE_CHARACTERS):
+            return list(map(BYTE_CHARACTERS.index, token))
+        byte_token = BYTE_TOKEN.fullmatch(token)
+        if byte_token:
+            return [int(byte_token[1], 16)]
+        return list(token.replace("▁", " ").encode())
 
     def id_to_token(self, i: int) -> str:
         """The token with an id, as the vocabulary spells it."""

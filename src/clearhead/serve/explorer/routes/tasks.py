@@ -1,7 +1,9 @@
 """Tasks: translation with its beam tree, masks, classification, chat tokens, streaming."""
 
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
 
 import torch
 from fastapi import APIRouter
@@ -31,6 +33,7 @@ from clearhead.serve.explorer.requests import (
     RunRequest,
     decode_audio,
 )
+from clearhead.serve.explorer.routes.words import check_num_tokens
 from clearhead.serve.explorer.serialize import describe_tokens, finite_or_none
 from clearhead.serve.openai import TokenIds, check_max_tokens
 from clearhead.serve.registry import LoadedModel
@@ -348,6 +351,7 @@ def tokenize_chat(model: Model, messages: list[dict[str, str]]) -> JSONDict:
     template = model.chat_template
     tokenizer = model.tokenizer
     ids = encode_chat(template, messages, tokenizer)
+    check_num_tokens(ids)
     assert tokenizer is not None  # else encode_chat raises
     ends = list[int]()  # of each token in the text
     detokenizer = IncrementalDetokenizer(tokenizer, [])
@@ -357,10 +361,8 @@ def tokenize_chat(model: Model, messages: list[dict[str, str]]) -> JSONDict:
     detokenizer.flush()
     spans = _message_spans(template, messages, detokenizer.text)
     tokens = describe_tokens(tokenizer, ids)
-    start = 0
-    for description, end in zip(tokens, ends, strict=True):
-        description["message"] = _message_of(start, end, spans)
-        start = end
+    for description, message in zip(tokens, _messages_of(ends, spans), strict=True):
+        description["message"] = message
     has_content = any(message["content"].strip() for message in messages)
     return {"ids": ids, "tokens": tokens, "spans_found": bool(spans) or not has_content}
 
@@ -390,13 +392,16 @@ def _mark_content(content: str) -> str:
     return f"{before}{SPAN_START}{stripped}{SPAN_END}{after}"
 
 
-def _message_of(start: int, end: int, spans: list[Span]) -> int | None:
-    """The message that a token belongs to; tokens of part of a character have start == end."""
-    for span_start, span_end, message in spans:
-        overlaps = min(end, span_end) > max(start, span_start)
-        if overlaps or span_start <= start == end < span_end:
-            return message
-    return None
+def _messages_of(ends: list[int], spans: list[Span]) -> Iterator[int | None]:
+    """The message that each token belongs to; tokens of part of a character have no length."""
+    remaining = deque(span for span in spans if span[0] < span[1])
+    for start, end in pairwise([0, *ends]):
+        while remaining and remaining[0][1] <= start:
+            remaining.popleft()
+        if remaining and remaining[0][0] < max(end, start + 1):
+            yield remaining[0][2]
+        else:
+            yield None
 
 
 # Generation

@@ -25,14 +25,13 @@ from clearhead.serve.explorer.executor import ExplorerExecutor
 from clearhead.serve.explorer.requests import ExplorerRequest
 from clearhead.serve.explorer.serialize import describe_tokens, view_to_dict
 from clearhead.serve.registry import LoadedModel
-from clearhead.tokenizers.tokenizer import BYTE_CHARACTERS, BPEMerges, Tokenizer, encode_with_masks
+from clearhead.tokenizers.tokenizer import BPEMerges, Tokenizer, encode_with_masks
 from clearhead.word_vectors.vectors import LayerSource, Vectors, WordVector, split_equation
 
 MAX_TOKENS = 8192  # of a tokenized text
 MATRIX_MAP_SIZE = (96, 64)  # maximum rows and columns of the embedding map
 MAX_PARAMETER_TOKENS = 2e11  # parameters × tokens read for one response: some seconds
 NUM_NEIGHBORS = 6
-BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 Word = Annotated[str, Field(max_length=200)]
 WordList = Annotated[list[Word], Field(max_length=64)]
@@ -129,10 +128,7 @@ def tokenize(model: Model, text: str, is_source: bool = False) -> JSONDict:
         ids = encode_with_masks(tokenizer, inference.mask_token[0], text)
     else:
         ids = tokenizer.encode(text)
-    if len(ids) > MAX_TOKENS:
-        raise ClearheadError(
-            f"Text has {len(ids):,} tokens; the page shows at most {MAX_TOKENS:,}."
-        )
+    check_num_tokens(ids)
     all_ids = [*before, *ids, *after]
     text_positions = range(len(before), len(before) + len(ids))
     tokens = describe_tokens(tokenizer, all_ids)
@@ -140,7 +136,7 @@ def tokenize(model: Model, text: str, is_source: bool = False) -> JSONDict:
         token["added"] = i not in text_positions
     merges = _bpe_merges(tokenizer)
     details = {
-        i: {"bytes": _token_bytes(tokenizer, i), "steps": merges.merge_steps(i)}
+        i: {"bytes": tokenizer.token_bytes(i), "steps": merges.merge_steps(i)}
         for i in sorted(set(all_ids))
     }
     decoded = tokenizer.decode(ids)
@@ -154,20 +150,18 @@ def tokenize(model: Model, text: str, is_source: bool = False) -> JSONDict:
     }
 
 
+def check_num_tokens(ids: Sequence[int]) -> None:
+    """Raise an error for more tokens than the page shows."""
+    if len(ids) > MAX_TOKENS:
+        raise ClearheadError(
+            f"Text has {len(ids):,} tokens; the page shows at most {MAX_TOKENS:,}."
+        )
+
+
 @lru_cache(maxsize=4)
 def _bpe_merges(tokenizer: Tokenizer) -> BPEMerges:
     """Cached, as parsing the merges of a large tokenizer is slow."""
     return BPEMerges(tokenizer)
-
-
-def _token_bytes(tokenizer: Tokenizer, token_id: int) -> list[int]:
-    token = tokenizer.id_to_token(token_id)
-    if tokenizer.has_space_prefix and set(token) <= set(BYTE_CHARACTERS):
-        return [BYTE_CHARACTERS.index(character) for character in token]
-    byte_token = BYTE_TOKEN.fullmatch(token)
-    if byte_token:
-        return [int(byte_token[1], 16)]
-    return list(token.replace("▁", " ").encode())
 
 
 def embedding_map(model: Model) -> View:
