@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.lens.text_stack import TextStack
 from clearhead.serve.explorer.executor import ExplorerExecutor
 from clearhead.serve.explorer.routes import words
 from clearhead.serve.explorer.routes.activations import LENS_MAX_TOKENS
@@ -332,6 +333,26 @@ def test_substitutes_are_compared_in_place(client, name):
             for text in texts
         )
         assert values[1, 2] == pytest.approx(float(torch.cosine_similarity(a, b, dim=0)), abs=1e-5)
+
+
+def test_substitutes_are_read_in_steps(client, monkeypatch):
+    sizes = []
+    watch = TextStack.watch
+
+    def record(stack, rows, names):
+        sizes.append(sum(map(len, rows)))
+        return watch(stack, rows, names)
+
+    monkeypatch.setattr(TextStack, "watch", record)
+    text = "the mole " * 20
+    substitutes = ["king", "queen", "man", "woman"]
+    body = {"model": "long", "word": "mole", "texts": [text], "substitutes": substitutes}
+    whole = numbers(request(client, "/api/context/substitute", **body))
+    num_steps = len(sizes)
+    monkeypatch.setattr(words, "MAX_STEP_TOKENS", 1)
+    parts = numbers(request(client, "/api/context/substitute", **body))
+    assert len(sizes) - num_steps > num_steps
+    np.testing.assert_allclose(parts, whole, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["decoder", "rotary", "both"])

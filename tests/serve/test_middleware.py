@@ -67,6 +67,9 @@ def error_of(content):
         ("", 421),
         ("[::1", 421),
         ("localhost:x:y", 421),
+        ("localhost/evil", 421),
+        ("localhost?evil", 421),
+        ("localhost:{port}#evil", 421),
     ],
 )
 def test_only_allowed_hosts_are_served(served, host, status):
@@ -329,6 +332,14 @@ def test_idle_connections_of_a_client_do_not_shut_others_out():
             assert received
         for connection in flood:
             connection.close()
+
+
+def test_public_paths_read_no_body(locked, monkeypatch):
+    monkeypatch.setattr("clearhead.serve.middleware._count_json_nodes", pytest.fail)
+    nodes = b"[" * 70_000
+    assert send_request(locked.port, "POST", "/health", nodes, JSON_TYPE)[0] == 405
+    assert send_request(locked.port, "GET", "/health", nodes, JSON_TYPE)[0] == 413
+    assert send_request(locked.port, "GET", "/health")[0] == 200
 
 
 def test_slow_body_times_out(served):

@@ -342,6 +342,11 @@ def test_translations_keep_their_order(served, models):
         ({"prompt": ["a", "b"], "extra_body": {"n": 9 * 10**4299}}, "n", "should be less than"),
         ({"extra_body": {"top_k": 10**400}}, "top_k", "should be less than"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "must map token ids to numbers"),
+        ({"logit_bias": {"05": 1}}, "logit_bias", "must map token ids to numbers"),
+        ({"logit_bias": {" 5 ": 1}}, "logit_bias", "must map token ids to numbers"),
+        ({"logit_bias": {"5": True}}, "logit_bias", "must map token ids to numbers"),
+        ({"logit_bias": {"5": "1e2"}}, "logit_bias", "must map token ids to numbers"),
+        ({"extra_body": {"best_of": True}}, "best_of", "not supported"),
         ({"prompt": [[300]]}, None, "out of range"),
         ({"prompt": ""}, None, "empty"),
         ({"prompt": "x" * 300_000}, None, "300000 characters"),
@@ -368,6 +373,13 @@ def test_content_type_must_be_json(served, kind):
     )
     assert status == 400
     assert "Content-Type: application/json" in json.loads(content)["error"]["message"]
+
+
+def test_two_limits_of_an_answer_must_be_equal(client):
+    how = {"model": "writer", "messages": MESSAGES, "max_completion_tokens": 3}
+    with pytest.raises(openai.BadRequestError, match="differ"):
+        client.chat.completions.create(**how, max_tokens=4)
+    assert client.chat.completions.create(**how, max_tokens=3).usage.completion_tokens <= 3
 
 
 def test_ignored_fields_are_accepted(client, models):

@@ -181,7 +181,7 @@ def context(model: "Model", word: str, sentences: Sequence[str]) -> ContextSimil
     if not isinstance(sentences, list | tuple) or len(sentences) < 2:
         raise ClearheadError("sentences must be a list of at least two sentences.")
     text_stack = TextStack(model)
-    located = tuple(_find_word(text_stack, word, text) for text in sentences)
+    located = tuple(find_word(text_stack, word, text) for text in sentences)
     n_layers = len(text_stack.stack.blocks)
     names = [f"{text_stack.prefix}blocks.{i}.resid_post" for i in range(n_layers)]
     names.insert(0, f"{text_stack.prefix}full_embed")
@@ -207,7 +207,7 @@ def context(model: "Model", word: str, sentences: Sequence[str]) -> ContextSimil
     )
 
 
-def _find_word(text_stack: TextStack, word: str, text: str) -> WordInSentence:
+def find_word(text_stack: TextStack, word: str, text: str) -> WordInSentence:
     """The last occurrence of a word, ignoring case."""
     if not isinstance(word, str) or not word.strip() or not isinstance(text, str):
         raise ClearheadError("the word and the sentences must be texts, and the word not empty.")

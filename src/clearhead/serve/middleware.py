@@ -30,7 +30,7 @@ from clearhead.serve.limits import Limits, Quota
 
 log = logging.getLogger("clearhead.serve")
 
-PUBLIC_PATHS = ("/health",)  # need no key and are never rate-limited
+PUBLIC_PATHS = ("/health",)  # need no key, are never rate-limited and read no body
 JSON_NODES = (b"[", b"{", b":")
 GRACE_SECONDS = 5.0  # after its timeout, a request may still report the timeout itself
 MAX_NAME_CHARS = 80  # of names in error messages
@@ -99,6 +99,8 @@ class RequestHandler:
         middleware = self.middleware
         response = middleware.authorize(request)
         if response is None:
+            if request.scope["path"] in PUBLIC_PATHS and request.method not in ("GET", "HEAD"):
+                raise APIError(f"Method {request.method} is not allowed for this path.", 405)
             self._acquire_request()
             if middleware.is_key_form(request):
                 body = await self._read_body(request.headers, MAX_FORM_BYTES)
@@ -106,7 +108,9 @@ class RequestHandler:
         if response is not None:
             await response(self.scope, self.receive, self._send)
             return
-        body = await self._read_body(request.headers, self.limits.max_body_bytes)
+        is_public = request.scope["path"] in PUBLIC_PATHS
+        max_bytes = 0 if is_public else self.limits.max_body_bytes
+        body = await self._read_body(request.headers, max_bytes)
         if "json" in request.headers.get("content-type", "").lower():
             await self._check_json(body)
         await self._run_app(body)
@@ -326,4 +330,4 @@ class AccessMiddleware:
             is_known = name in self.hosts or bool(ipaddress.ip_address(name))
         except ValueError:
             return False
-        return parts.username is None and is_known
+        return parts.netloc == host and parts.username is None and is_known

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -70,6 +71,7 @@ WRONG_ENDPOINT_REASONS = {
 DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's API
 MIN_LOGPROB = -9999.0  # stands for −∞, as in OpenAI's API
 SEED_BITS = 31
+CANONICAL_ID = "0|[1-9][0-9]{0,9}"  # other spellings could be duplicates
 MAX_QUICK_CHUNKS = 64  # with log-probabilities, more are encoded in a thread
 JSON_MEDIA_TYPE = "application/json"
 SSE_MEDIA_TYPE = "text/event-stream"
@@ -90,7 +92,14 @@ FAIL_FAST = HashableFailFast()
 TextList = Annotated[list[str], FAIL_FAST]
 TokenIds = Annotated[list[int], FAIL_FAST]
 Prompt = str | TextList | TokenIds | Annotated[list[TokenIds], FAIL_FAST]
-TextPair = Annotated[list[str], Field(min_length=2, max_length=2)]
+TextPair = Annotated[list[str], FAIL_FAST, Field(min_length=2, max_length=2)]
+
+
+def unknown_field_error(name: str, known: Iterable[str]) -> APIError:
+    """The error for a field that a request does not have."""
+    short_name = name[:MAX_NAME_CHARS]
+    hint = suggest(short_name, known)
+    return APIError(f"Unknown field {short_name!r}; {hint}", param=short_name)
 
 
 class APIRequest(BaseModel):
@@ -111,14 +120,15 @@ class APIRequest(BaseModel):
             return fields
         fields = {name: value for name, value in fields.items() if value is not None}
         for name, value in fields.items():
-            is_ignored = name in IGNORED_FIELDS or value in UNSUPPORTED_FIELDS.get(name, ())
+            is_ignored = name in IGNORED_FIELDS or any(
+                type(value) is type(other) and value == other  # true == 1
+                for other in UNSUPPORTED_FIELDS.get(name, ())
+            )
             if name in cls.model_fields or is_ignored:
                 continue
             if name in UNSUPPORTED_FIELDS:
                 raise APIError(f"{name} is not supported; remove it.", param=name)
-            short_name = name[:MAX_NAME_CHARS]
-            hint = suggest(short_name, cls.model_fields)
-            raise APIError(f"Unknown field {short_name!r}; {hint}", param=short_name)
+            raise unknown_field_error(name, cls.model_fields)
         return fields
 
 
@@ -279,12 +289,13 @@ def make_sampling_config(
     request: SamplingRequest, limits: Limits, max_tokens: int
 ) -> SamplingConfig:
     check_max_tokens(max_tokens, limits)
-    try:
-        bias = {int(token): float(value) for token, value in request.logit_bias.items()}
-    except (ValueError, TypeError, OverflowError):
-        raise APIError(
-            'logit_bias must map token ids to numbers, as in {"5": 2.0}.', param="logit_bias"
-        ) from None
+    bias: dict[int, float] = {}
+    for token, value in request.logit_bias.items():
+        if not re.fullmatch(CANONICAL_ID, token) or type(value) not in (int, float):
+            raise APIError(
+                'logit_bias must map token ids to numbers, as in {"5": 2.0}.', param="logit_bias"
+            )
+        bias[int(token)] = value
     try:
         return SamplingConfig(
             max_tokens=max_tokens,
@@ -330,6 +341,13 @@ def make_chat_sequences(
     scheduler = loaded_model.worker.scheduler
     messages = [message.to_dict() for message in request.messages]
     ids = encode_chat(model.chat_template, messages, model.tokenizer)
+    both = {request.max_completion_tokens, request.max_tokens} - {None}
+    if len(both) > 1:
+        raise APIError(
+            f"max_tokens = {request.max_tokens} and max_completion_tokens = "
+            f"{request.max_completion_tokens} differ; set one of them.",
+            param="max_tokens",
+        )
     max_tokens = request.max_completion_tokens or request.max_tokens or limits.max_tokens
     sampling = make_sampling_config(request, limits, max_tokens)
     sampling = turn_config(sampling, messages, ids, scheduler.engine.capacity)

@@ -71,7 +71,7 @@ class TranslateRequest(APIRequest):
     num_beams: int = Field(5, ge=1, le=32)
     n_best: int = Field(1, ge=1, le=32)
     max_tokens: int = Field(0, ge=0)
-    length_penalty: float = 1.0
+    length_penalty: float = Field(1.0, ge=-100, le=100)
     early_stopping: bool = False
     no_repeat_ngram_size: int = Field(0, ge=0)
     prefix: str = ""

@@ -6,17 +6,24 @@ import hashlib
 import io
 from collections.abc import Callable, Mapping
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 from torch import Tensor
 
 from clearhead import config as c
 from clearhead.api import Model
 from clearhead.errors import ClearheadError
-from clearhead.generate.chat import encode_chat
+from clearhead.generate.chat import check_messages, encode_chat
 from clearhead.lens.edits import ActivationEdit, ablate, chain_edits, replace, scale
-from clearhead.serve.openai import TokenIds
+from clearhead.serve.openai import FAIL_FAST, TokenIds, unknown_field_error
 from clearhead.serve.registry import LoadedModel
 from clearhead.tokenizers.media import open_image, read_audio
 
@@ -37,10 +44,32 @@ DEFAULT_NUM_BEAMS = 4
 Edits = dict[str, Callable[..., Tensor]]
 
 
-class ExplorerRequest(BaseModel):
-    """Base class of the page's requests."""
+def check_message(message: object) -> object:
+    """Report the first invalid value of a message, not thousands of them."""
+    check_messages([message])
+    return message
 
-    model_config = ConfigDict(extra="forbid")
+
+Messages = Annotated[list[Annotated[dict[str, str], BeforeValidator(check_message)]], FAIL_FAST]
+
+
+class StrictFields(BaseModel):
+    """Base class of requests and their parts, without unknown fields."""
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
+
+    @model_validator(mode="before")
+    @classmethod
+    def check_names(cls, fields: Any) -> Any:
+        """Reject the first unknown field; `extra="forbid"` would report thousands of them."""
+        for name in fields if isinstance(fields, dict) else ():
+            if name not in cls.model_fields:
+                raise unknown_field_error(name, cls.model_fields)
+        return fields
+
+
+class ExplorerRequest(StrictFields):
+    """Base class of the page's requests."""
 
     model: str = ""
 
@@ -61,10 +90,8 @@ class ExplorerRequest(BaseModel):
         return self
 
 
-class Edit(BaseModel):
+class Edit(StrictFields):
     """An edit of an activation, optionally of one head or one token."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str = Field(max_length=200)
     op: Literal["ablate", "mean_ablate", "scale", "patch"] = "ablate"
@@ -110,7 +137,7 @@ class Edit(BaseModel):
 class EditableRequest(ExplorerRequest):
     """A request to a model with edits."""
 
-    edits: list[Edit] = Field(default=[], max_length=MAX_EDITS)
+    edits: Annotated[list[Edit], FAIL_FAST] = Field(default=[], max_length=MAX_EDITS)
     patch_from: str = Field(default="", description="the text whose activations `patch` uses")
 
     @property
@@ -164,7 +191,7 @@ class RunRequest(EditableRequest):
 
     text: str | None = None
     ids: TokenIds | None = None
-    messages: list[dict[str, str]] | None = None
+    messages: Messages | None = None
     source: str | None = None
     image: str | None = Field(default=None, description="an image file in base64")
     audio: str | None = Field(default=None, description="an audio file in base64")

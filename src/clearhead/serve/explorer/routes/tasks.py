@@ -4,6 +4,7 @@ import json
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
+from typing import Annotated
 
 import torch
 from fastapi import APIRouter
@@ -29,13 +30,14 @@ from clearhead.serve.explorer.requests import (
     EditableRequest,
     Edits,
     ExplorerRequest,
+    Messages,
     ModelInputs,
     RunRequest,
     decode_audio,
 )
 from clearhead.serve.explorer.routes.words import check_num_tokens
 from clearhead.serve.explorer.serialize import describe_tokens, finite_or_none
-from clearhead.serve.openai import TokenIds, check_max_tokens
+from clearhead.serve.openai import FAIL_FAST, TokenIds, check_max_tokens
 from clearhead.serve.registry import LoadedModel
 
 MAX_OUTPUT_TOKENS = 128  # of a translation: larger trees cannot be drawn
@@ -65,7 +67,7 @@ class ClassifyRunRequest(RunRequest):
 
 
 class ChatTokensRequest(ExplorerRequest):
-    messages: list[dict[str, str]]
+    messages: Messages
 
 
 class GenerateRequest(EditableRequest):
@@ -80,7 +82,7 @@ class GenerateRequest(EditableRequest):
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = Field(0, lt=2**64)
-    stop: list[str] = Field([], max_length=8)
+    stop: Annotated[list[str], FAIL_FAST] = Field([], max_length=8)
     logprobs: int = Field(8, ge=0, le=50)  # alternatives of each token
 
 

@@ -18,12 +18,13 @@ from clearhead.lens.argument_checks import check_layer
 from clearhead.lens.text_stack import TextStack
 from clearhead.lens.tokens import token_labels
 from clearhead.lens.view import View, label_axes
-from clearhead.lens.word_in_context import WordInSentence, context, locate_word
+from clearhead.lens.word_in_context import WordInSentence, context, find_word, locate_word
 from clearhead.model.heads import LMHead
 from clearhead.serve.errors import JSONDict
 from clearhead.serve.explorer.executor import ExplorerExecutor
 from clearhead.serve.explorer.requests import ExplorerRequest
 from clearhead.serve.explorer.serialize import describe_tokens, view_to_dict
+from clearhead.serve.openai import FAIL_FAST
 from clearhead.serve.registry import LoadedModel
 from clearhead.tokenizers.tokenizer import BPEMerges, Tokenizer, encode_with_masks
 from clearhead.word_vectors.vectors import LayerSource, Vectors, WordVector, split_equation
@@ -32,9 +33,10 @@ MAX_TOKENS = 8192  # of a tokenized text
 MATRIX_MAP_SIZE = (96, 64)  # maximum rows and columns of the embedding map
 MAX_PARAMETER_TOKENS = 2e11  # parameters × tokens read for one response: some seconds
 NUM_NEIGHBORS = 6
+MAX_STEP_TOKENS = 512  # read between other requests, of at least one text
 
 Word = Annotated[str, Field(max_length=200)]
-WordList = Annotated[list[Word], Field(max_length=64)]
+WordList = Annotated[list[Word], FAIL_FAST, Field(max_length=64)]
 Sentence = Annotated[str, Field(max_length=2000)]
 
 
@@ -50,7 +52,7 @@ class VectorsRequest(ExplorerRequest):
 
     expression: str = Field("", max_length=400)
     equation: str = Field("", max_length=400)  # queen - king = woman - man
-    pairs: list[tuple[Word, Word]] = Field([], max_length=32)
+    pairs: Annotated[list[tuple[Word, Word]], FAIL_FAST] = Field([], max_length=32)
     words: WordList = Field([])
     layer: int | None = None  # None: the embedding matrix
     top_k: int = Field(10, ge=1, le=50)
@@ -61,7 +63,7 @@ class ContextRequest(ExplorerRequest):
     """A word and sentences that contain it."""
 
     word: str = Field(max_length=100)
-    texts: Annotated[list[Sentence], Field(max_length=6)]
+    texts: Annotated[list[Sentence], FAIL_FAST, Field(max_length=6)]
 
 
 class SubstitutionRequest(ContextRequest):
@@ -106,8 +108,9 @@ def word_routes(executor: ExplorerExecutor) -> APIRouter:
     @router.post("/context/substitute")
     async def substitute(request: SubstitutionRequest) -> JSONDict:
         async with executor.model_for(request) as loaded_model:
-            view = await executor.submit(compare_substitutes, loaded_model, request)
-            return view_to_dict(view)
+            return view_to_dict(
+                await executor.run_steps(compare_substitutes(loaded_model, request))
+            )
 
     return router
 
@@ -363,11 +366,16 @@ def compare_contexts(loaded_model: LoadedModel, request: ContextRequest) -> JSON
     }
 
 
-def compare_substitutes(loaded_model: LoadedModel, request: SubstitutionRequest) -> View:
-    """sentence × substitute: cosine similarity of the word with a substitute in its place."""
+def compare_substitutes(
+    loaded_model: LoadedModel, request: SubstitutionRequest
+) -> Iterator[View | None]:
+    """sentence × substitute: cosine similarity of the word with a substitute in its place.
+
+    The view comes after a None for each of the steps in which it is computed.
+    """
     word = request.word
-    similarity = context(loaded_model.model, word, request.texts)
-    text_stack = similarity.text_stack
+    text_stack = TextStack(loaded_model.model)
+    sentences = [find_word(text_stack, word, text) for text in request.texts]
     stripped = (text.strip() for text in request.substitutes)
     substitutes = [*dict.fromkeys(text for text in stripped if text)]
     if not substitutes:
@@ -377,13 +385,19 @@ def compare_substitutes(loaded_model: LoadedModel, request: SubstitutionRequest)
     vectors = loaded_model.word_vectors()
     own, *others = vectors.lookup([word, *substitutes])
     rows = [torch.stack([F.cosine_similarity(own.vector, o.vector, dim=0) for o in others])]
-    for sentence in similarity.sentences:
+    for sentence in sentences:
         start, end = sentence.char_span
         variants = []
         for substitute in substitutes:
             text = sentence.text[:start] + substitute + sentence.text[end:]
             variants.append(locate_word(text_stack, text, start, start + len(substitute)))
-        original, *values = _word_means(text_stack, [sentence, *variants], name)
+        variants.insert(0, sentence)
+        per_step = max(1, MAX_STEP_TOKENS // max(len(variant.ids) for variant in variants))
+        means: list[Tensor] = []
+        for first in range(0, len(variants), per_step):
+            means += _word_means(text_stack, variants[first : first + per_step], name)
+            yield None
+        original, *values = means
         cosines = [F.cosine_similarity(original, value, dim=0) for value in values]
         rows.append(torch.stack(cosines))
     axes = label_axes({"sentence": ["alone", *request.texts], "word": substitutes})
@@ -392,7 +406,7 @@ def compare_substitutes(loaded_model: LoadedModel, request: SubstitutionRequest)
         "alone: similarity of their embeddings"
     )
     title = f"similarity of {word!r} to substitutes"
-    return View(torch.stack(rows), axes, title, "cosine", signed=True, vmax=1.0, note=note)
+    yield View(torch.stack(rows), axes, title, "cosine", signed=True, vmax=1.0, note=note)
 
 
 def _word_means(
