@@ -17,6 +17,7 @@ from clearhead.serve.explorer import requests
 from clearhead.serve.explorer.executor import ExplorerExecutor, _client
 from clearhead.serve.explorer.forward_passes import RunStore
 from clearhead.serve.explorer.requests import RunRequest
+from clearhead.serve.explorer.routes import activations
 from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry
 from page_models import BYTES, byte_model
@@ -79,6 +80,14 @@ def test_invalid_windows_are_refused(site, window):
     )
     assert status == 400
     assert "Invalid window" in json.loads(content)["error"]["message"]
+
+
+def test_large_tensors_are_sent_in_windows(site, monkeypatch):
+    monkeypatch.setattr(activations, "MAX_WINDOW_VALUES", 3 * 256)
+    url = f"/api/runs/{site.run('hello')['id']}/tensor/logits"
+    status, _, content = site.request("GET", url)
+    assert (status, "rows=START:STOP" in json.loads(content)["error"]["message"]) == (400, True)
+    assert site.npy(f"{url}?rows=1:4")[0].shape == (3, 256)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ import socket
 from contextlib import suppress
 from urllib.parse import quote
 
+import prometheus_client
 import pytest
+from starlette.responses import Response
 
 from clearhead.serve import server
 from clearhead.serve.limits import Limits
@@ -437,6 +439,51 @@ def test_request_and_body_quotas_leave_room_for_other_addresses():
         wait_until(lambda: not (requests.used or num_bytes.used))
         assert not requests.used_by_client
         assert not num_bytes.used_by_client
+
+
+def test_large_responses_wait_for_their_readers_within_a_quota():
+    size = 200_000
+    parts = []
+    statuses = []
+
+    async def run():
+        response = Response(b"x" * size, media_type="text/plain")
+        limits = Limits(max_total_response_bytes=5 * size + size // 2)
+        counter = prometheus_client.Counter("r", "", ("a", "b"), registry=None)
+        middleware = AccessMiddleware(response, limits, "", [], counter)
+        can_read = asyncio.Event()
+
+        def request(client):
+            async def send(message):
+                if message["type"] == "http.response.start":
+                    statuses.append(message["status"])
+                else:
+                    parts.append(len(message["body"]))
+                    await can_read.wait()
+
+            scope = {"type": "http", "method": "GET", "path": "/", "query_string": b""}
+            scope |= {"client": (client, 1), "headers": [(b"host", b"localhost")]}
+            return asyncio.ensure_future(middleware(scope, receive, send))
+
+        requests = [request("10.0.0.1") for _ in range(5)]
+        requests.append(request("10.0.0.2"))
+        await asyncio.sleep(0.1)
+        assert middleware.response_quota.used == 5 * size
+        assert sum(parts) < 5 * (1 << 16) + 1000
+        can_read.set()
+        await asyncio.gather(*requests)
+        assert not middleware.response_quota.used
+
+    async def receive(messages=[]):
+        if len(messages) < 6:
+            messages.append(1)
+            return {"type": "http.request"}
+        return await asyncio.Future()
+
+    asyncio.run(run())
+    assert sorted(statuses) == [200] * 5 + [503]
+    assert max(parts) <= 1 << 16
+    assert sum(parts) > 5 * size
 
 
 @pytest.mark.parametrize(

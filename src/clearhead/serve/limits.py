@@ -21,6 +21,7 @@ class Limits:
     max_body_bytes: int = 4 << 20  # of one request
     max_json_nodes: int = 1 << 16  # lists, objects and their keys in the body of one request
     max_total_body_bytes: int = 64 << 20  # of all concurrent requests
+    max_total_response_bytes: int = 256 << 20  # not yet sent, of responses larger than 64 KiB
     max_unread_tokens: int = 4096  # tokens buffered for a slow reader
     body_timeout: float = 30.0  # seconds to receive a request body
     queue_timeout: float = 60.0  # seconds to wait in the queue

@@ -33,6 +33,7 @@ log = logging.getLogger("clearhead.serve")
 PUBLIC_PATHS = ("/health",)  # need no key, are never rate-limited and read no body
 JSON_NODES = (b"[", b"{", b":")
 GRACE_SECONDS = 5.0  # after its timeout, a request may still report the timeout itself
+MAX_SENT_BYTES = 1 << 16  # in one part of a response
 MAX_NAME_CHARS = 80  # of names in error messages
 CLIENT_CLOSED_REQUEST = 499  # status in the metrics if the client left before the response
 SECURITY_HEADERS = {
@@ -74,6 +75,9 @@ class RequestHandler:
         self.is_complete = False
         self.acquired_requests = 0
         self.acquired_bytes = 0
+        self.acquired_response_bytes = 0
+        self.start_message: Message | None = None  # sent with the first part of the body
+        self.is_refused = False  # an error was sent instead of the response
 
     async def run(self) -> None:
         """Always respond to the client; log internal errors."""
@@ -93,6 +97,7 @@ class RequestHandler:
         finally:
             self.middleware.request_quota.release(self.client, self.acquired_requests)
             self.middleware.byte_quota.release(self.client, self.acquired_bytes)
+            self.middleware.response_quota.release(self.client, self.acquired_response_bytes)
 
     async def _run(self) -> None:
         request = Request(self.scope)
@@ -210,15 +215,62 @@ class RequestHandler:
             response.result()
 
     async def _send(self, message: Message) -> None:
-        """Send a message of the app with security headers, unless the app sets its own."""
+        """Send a message of the app with security headers, unless the app sets its own.
+
+        A client gets the next part of a large body when it has read the previous one.
+        """
+        if self.is_refused:
+            return
         if message["type"] == "http.response.start":
-            self.status_code = message["status"]
             headers = MutableHeaders(scope=message)
             for name, value in SECURITY_HEADERS.items():
                 headers.setdefault(name, value)
-        elif not message.get("more_body", False):
-            self.is_complete = True
+            if "content-length" in headers:
+                self.start_message = message
+            else:  # a stream
+                await self._send_start(message)
+            return
+        body = message.get("body", b"")
+        more_body = message.get("more_body", False)
+        if len(body) > MAX_SENT_BYTES and not self._acquire_response(len(body)):
+            await self._refuse_response()
+            return
+        if self.start_message is not None:
+            await self._send_start(self.start_message)
+            self.start_message = None
+        for start in range(0, max(1, len(body)), MAX_SENT_BYTES):
+            end = start + MAX_SENT_BYTES
+            part = body[start:end] if len(body) > MAX_SENT_BYTES else body
+            has_more = more_body or end < len(body)
+            self.is_complete = not has_more
+            await self.send_to_client({**message, "body": part, "more_body": has_more})
+        self.middleware.response_quota.release(self.client, self.acquired_response_bytes)
+        self.acquired_response_bytes = 0
+
+    async def _send_start(self, message: Message) -> None:
+        self.status_code = message["status"]
         await self.send_to_client(message)
+
+    def _acquire_response(self, num_bytes: int) -> bool:
+        """Count a body that is about to be sent, if there is room for it."""
+        quota = self.middleware.response_quota
+        if not quota.fits(self.client, num_bytes):
+            return False
+        self.acquired_response_bytes = num_bytes
+        quota.acquire(self.client, num_bytes)
+        return True
+
+    async def _refuse_response(self) -> None:
+        """Send an error instead of a response; the rest of a stream is left out."""
+        error = APIError(
+            "Too many large responses wait to be read. Read them, or try again later.",
+            503,
+            retry_after=1,
+        )
+        if not self.status_code:
+            self.start_message = None
+            await self._send_error(error)
+        self.is_refused = True
 
     async def _send_error(self, error: APIError) -> None:
         """Send an error unless the response has started; an unread body is not waited for."""
@@ -245,6 +297,7 @@ class AccessMiddleware:
         self.limits = limits
         self.request_quota = Quota(limits.max_requests)
         self.byte_quota = Quota(limits.max_total_body_bytes)
+        self.response_quota = Quota(limits.max_total_response_bytes)
         self.request_counter = request_counter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -123,7 +123,10 @@ class LimitedProtocol(H11Protocol):
     def _state(self) -> ConnectionState:
         """Current request, whether the client is expected to act, and unsent response bytes."""
         is_client_turn = (
-            self.cycle is None or self.cycle.response_complete or self.transport.is_closing()
+            self.cycle is None
+            or self.cycle.response_complete
+            or self.flow.write_paused
+            or self.transport.is_closing()
         )
         return self.cycle, is_client_turn, self.transport.get_write_buffer_size()
 

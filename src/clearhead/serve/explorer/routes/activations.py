@@ -33,6 +33,7 @@ from clearhead.serve.explorer.forward_passes import (
 from clearhead.serve.explorer.requests import RunRequest
 from clearhead.serve.explorer.serialize import finite_or_none, npy_response, view_to_dict
 
+MAX_WINDOW_VALUES = 1 << 22  # of a tensor in one response
 MAX_THUMBNAIL_SIZE = 48  # rows and columns
 NUM_TOP_NEURONS = 12
 NUM_TOP_WORDS = 3  # per neuron
@@ -73,7 +74,13 @@ def activation_routes(executor: ExplorerExecutor) -> APIRouter:
         def respond() -> Response:
             run = runs.get(run_id)
             value = run.trace.select_head(runs.values(run, [name])[name], head, name)
-            return npy_response(slice_window(value, rows, cols), dtype)
+            window = slice_window(value, rows, cols)
+            if window.numel() > MAX_WINDOW_VALUES:
+                raise ClearheadError(
+                    f"{name} has {window.numel():,} values here; the page sends at most "
+                    f"{MAX_WINDOW_VALUES:,} at once. Use rows=START:STOP or cols=START:STOP."
+                )
+            return npy_response(window, dtype)
 
         return await executor.submit(respond)
 
