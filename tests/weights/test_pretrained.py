@@ -146,3 +146,57 @@ def test_chat_template_equals_transformers(chat_model, transformers_model):
         encode_chat(chat_model.config.inference.chat_template, messages, chat_model.tokenizer)
         == want
     )
+
+
+# --- the lectures' examples that the documentation shows on these models
+
+
+def test_heads_of_minilm_find_what_it_means(minilm):
+    model = ch.load(minilm, device="cpu")
+    found = ch.lens.find_heads(model, "it")
+    assert found.has_clear_effect
+    assert found.heads[0] == (3, 1)
+
+
+def test_heads_of_smollm_look_for_adjectives(smollm):
+    model = ch.load(smollm, device="cpu")
+    found = ch.lens.find_heads(model, "adjectives")
+    assert found.has_clear_effect
+    assert found.heads[0] == (13, 6)
+    text = "a fluffy blue creature roamed the verdant forest"
+    view = ch.lens.word_attention(model, "creature", text)
+    weights = dict(zip(view.axes[-1].labels, view.values[13, 6].tolist(), strict=True))
+    assert max(weights, key=weights.get) == "fluffy"
+    assert weights["fluffy"] + weights["blue"] > 0.6
+
+
+def test_smollm_knows_leaders(smollm):
+    """Their countries move in one direction; without Hitler, Italy - Germany does not lead there."""
+    vectors = ch.vectors(ch.load(smollm, device="cpu"))
+    leaders = vectors.solve("Hitler + Italy - Germany", top_k=1)
+    assert leaders.axes[0].labels == ("·Mussolini",)
+    assert "·Mussolini" not in vectors.solve("Italy - Germany", top_k=10).axes[0].labels
+
+
+def test_smollm_knows_professors_but_not_who_likes_them(smollm):
+    """Snape comes first, for the favorite professor as well."""
+    model = ch.load(smollm, device="cpu")
+    sn = model.tokenizer.encode(" Sn")[0]
+    least, most = (
+        model.logits(f"Harry Potter's {kind} professor is Professor")[-1].softmax(dim=-1)
+        for kind in ("least favorite", "favorite")
+    )
+    assert int(least.argmax()) == int(most.argmax()) == sn
+    assert 0.7 < least[sn] / most[sn] < 1.4
+
+
+def test_a_system_prompt_changes_who_answers(smollm):
+    model = ch.load(smollm, device="cpu")
+    question = {"role": "user", "content": "Where do you grow?"}
+    apple = {"role": "system", "content": "You are an apple."}
+    plain, with_apple = (
+        model.chat(messages, max_tokens=30, temperature=0)
+        for messages in ([question], [apple, question])
+    )
+    assert "apple" in str(with_apple).lower()
+    assert "apple" not in str(plain).lower()
