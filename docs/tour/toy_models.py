@@ -30,6 +30,14 @@ MODEL = {
     "dropout.embedding": 0.0,
     "dropout.residual": 0.0,
 }
+LECTURE_MODEL = {
+    "position": "learned",
+    "norm": "layernorm",
+    "ffn.activation": "relu",
+    "ffn.bias": True,
+    "attention.bias": [],
+    "attention.qk_norm": False,
+}
 
 
 # ---------------------------------------------------------------- data
@@ -111,6 +119,17 @@ def copy_model() -> ch.Model:
 def language_model() -> ch.Model:
     """A decoder trained on `sentences`."""
     return _train("language", "lm-small", sentences(), 200)
+
+
+def lecture_model() -> ch.Model:
+    """A decoder as in the lectures: learned positions, LayerNorm before each sublayer, ReLU."""
+    return _train("lecture", "lm-small", sentences(), 200, model=LECTURE_MODEL)
+
+
+def post_norm_model() -> ch.Model:
+    """The same decoder with the norms after each sum, as in 2017."""
+    model = LECTURE_MODEL | {"norm_position": "post"}
+    return _train("post-norm", "lm-small", sentences(), 200, model=model, lr=0.01)
 
 
 def masked_model() -> ch.Model:
