@@ -171,7 +171,7 @@ def test_heads_of_smollm_look_for_adjectives(smollm):
 
 
 def test_smollm_knows_leaders(smollm):
-    """Their countries move in one direction; without Hitler, Italy - Germany does not lead there."""
+    """Without Hitler, Italy - Germany does not lead to Mussolini."""
     vectors = ch.vectors(ch.load(smollm, device="cpu"))
     leaders = vectors.solve("Hitler + Italy - Germany", top_k=1)
     assert leaders.axes[0].labels == ("·Mussolini",)
