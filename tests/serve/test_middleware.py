@@ -474,9 +474,11 @@ def test_large_responses_wait_for_their_readers_within_a_quota():
         await asyncio.gather(*requests)
         assert not middleware.response_quota.used
 
-    async def receive(messages=[]):
-        if len(messages) < 6:
-            messages.append(1)
+    received = []
+
+    async def receive():
+        if len(received) < 6:
+            received.append(1)
             return {"type": "http.request"}
         return await asyncio.Future()
 
