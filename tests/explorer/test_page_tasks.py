@@ -363,12 +363,9 @@ def test_uploads_that_take_long_to_decode_are_refused(client):
     held = io.BytesIO()
     Image.new("L", (16, 16)).save(held, "JPEG", progressive=True)
     start = held.getvalue().rindex(b"\xff\xda")
-    scan = held.getvalue()[start:-2]
-    assert "scans" in image_error(base64.b64encode(held.getvalue() + 200 * scan).decode())
-    pages = io.BytesIO()
-    picture = Image.new("L", (16, 16))
-    picture.save(pages, "MPO", save_all=True, append_images=[picture])  # opened as such, not JPEG
-    assert "scans" in image_error(base64.b64encode(pages.getvalue() + 200 * scan).decode())
+    scans = 200 * held.getvalue()[start:-2]
+    content = held.getvalue()[:start] + scans + held.getvalue()[start:]
+    assert "scans" in image_error(base64.b64encode(content).decode())
 
 
 @pytest.mark.parametrize(

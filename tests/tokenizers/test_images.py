@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from clearhead.config.model import Images
 from clearhead.errors import ClearheadError
-from clearhead.tokenizers.media import read_image, read_media
+from clearhead.tokenizers.media import open_image, read_image, read_media
 
 GRAY = Images(image_size=4, patch_size=2, num_channels=1)
 COLOR = Images(image_size=4, patch_size=2, num_channels=3)
@@ -143,3 +143,57 @@ def test_damaged_images_are_read_or_rejected(kind: str, tmp_path: Path) -> None:
             assert str(tmp_path / "a") in str(error)  # noqa: PT017
             num_rejected += 1
     assert num_rejected
+
+
+def progressive_jpeg(size: tuple[int, int], num_copies: int, kind: str = "JPEG") -> bytes:
+    """A JPEG whose last scan is stored several times more."""
+    file = io.BytesIO()
+    picture = Image.new("RGB", size)
+    if kind == "MPO":  # opened as such, not as JPEG
+        picture.save(file, kind, save_all=True, append_images=[picture], progressive=True)
+    else:
+        picture.save(file, kind, progressive=True)
+    content = file.getvalue()
+    end = content.index(b"\xff\xd9")
+    last_scan = content[content.rindex(b"\xff\xda", 0, end) : end]
+    return content[:end] + num_copies * last_scan + content[end:]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "MPO"])
+def test_jpegs_of_many_scans_are_rejected_before_decoding(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo = io.BytesIO(progressive_jpeg((4000, 3000), 0))
+    assert open_image(photo, "a.jpg", max_pixels=12_000_000).getpixel((0, 0)) == (0, 0, 0)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", pytest.fail)
+    for size, num_copies, message in (
+        ((16, 16), 200, "21. scans; at most 100"),
+        ((4000, 3000), 30, "too many scans .* 4000 × 3000"),
+    ):
+        file = io.BytesIO(progressive_jpeg(size, num_copies, kind))
+        with pytest.raises(ClearheadError, match=message):
+            open_image(file, "a.jpg", max_pixels=16_000_000)
+
+
+def test_scans_hidden_behind_markers_that_libjpeg_skips_are_counted() -> None:
+    content = progressive_jpeg((16, 16), 200)
+    first_scan = content.index(b"\xff\xda")
+    skipped = b"\xff\x02\xff\xff\xff\xd0\xff\x00\xff"  # no segment, restart, data, padding
+    with pytest.raises(ClearheadError, match="scans"):
+        open_image(io.BytesIO(content[: first_scan + 20] + skipped + content[first_scan:]), "a")
+
+
+def test_thumbnails_and_what_follows_the_end_do_not_count_as_scans() -> None:
+    thumbnail = b"Exif\0\0" + 300 * b"\xff\xda\0\x08\x03\xff\xc9"
+    segment = b"\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail
+    content = progressive_jpeg((16, 16), 0)
+    file = content[:2] + segment + content[2:] + content[2:] * 30
+    open_image(io.BytesIO(file), "a.jpg").load()
+
+
+def test_jpegs_with_arithmetic_coding_are_rejected(tmp_path: Path) -> None:
+    for kind in (0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF):
+        content = progressive_jpeg((16, 16), 0).replace(b"\xff\xc2", bytes([0xFF, kind]))
+        (tmp_path / "a.jpg").write_bytes(content)
+        with pytest.raises(ClearheadError, match="arithmetic"):
+            read_image(tmp_path / "a.jpg", COLOR)

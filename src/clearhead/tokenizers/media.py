@@ -1,6 +1,7 @@
 """Convert images to normalized pixels and audio to log-mel frames, as models read them (L6.4)."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -25,6 +26,14 @@ IMAGE_ERRORS: tuple[type[BaseException], ...] = (
 )
 IMAGE_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM")  # PostScript runs a program
 MAX_IMAGE_PIXELS = 50_000_000  # a small file could decompress to gigabytes
+# Markers that end a JPEG (D9) or start a segment; others may stand within compressed data.
+JPEG_MARKER = re.compile(rb"\xff([\xc0-\xcf\xd9-\xfe])")
+JPEG_START_OF_SCAN = 0xDA
+JPEG_END = 0xD9
+ARITHMETIC_JPEG = {0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}  # slow to decode, and in no browser
+MAX_JPEG_SCANS = 100
+# Passes over one channel of the most pixels allowed: a progressive JPEG usually has 12.
+MAX_JPEG_PASSES = 16
 ORIENTATIONS = {  # of a camera, in EXIF
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -89,7 +98,43 @@ def open_image(
             f"{name} is too large: {image.width} × {image.height} pixels; at most "
             f"{max_pixels:,} pixels are allowed."
         )
+    if image.format in ("JPEG", "MPO"):
+        _check_jpeg(image, name, max_pixels)
     return image
+
+
+def _check_jpeg(image: Image.Image, name: object, max_pixels: int) -> None:
+    """Raise if a JPEG takes long to decode: every scan passes over the whole image.
+
+    Segments are found as libjpeg finds them.
+    """
+    file = cast(BinaryIO, image.fp)  # it is open until the image is decoded
+    offset = file.tell()
+    file.seek(0)
+    content = file.read()
+    file.seek(offset)
+    scans = 0
+    passes = 0  # over one channel
+    position = 0
+    while (marker := JPEG_MARKER.search(content, position)) and marker[1][0] != JPEG_END:
+        segment = content[marker.end() : marker.end() + 3]
+        if marker[1][0] in ARITHMETIC_JPEG:
+            raise ClearheadError(
+                f"{name} is a JPEG with arithmetic coding, which is not supported; save it again."
+            )
+        if marker[1][0] == JPEG_START_OF_SCAN:
+            scans += 1
+            passes += sum(segment[2:])
+        position = marker.end() + max(2, int.from_bytes(segment[:2], "big"))
+    if scans > MAX_JPEG_SCANS:
+        raise ClearheadError(
+            f"{name} has {scans} scans; at most {MAX_JPEG_SCANS} are allowed in a JPEG."
+        )
+    if passes * image.width * image.height > MAX_JPEG_PASSES * max_pixels:
+        raise ClearheadError(
+            f"{name} has too many scans ({scans}) for an image of {image.width} × {image.height}"
+            " pixels; save it as a baseline JPEG."
+        )
 
 
 def _upright_image(image_input: ImageInput) -> Image.Image:
