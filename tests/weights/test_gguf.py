@@ -1,6 +1,7 @@
 """GGUF files: saving and loading, parity with transformers, quantized tensors, corrupt files."""
 
 import contextlib
+import dataclasses
 import json
 
 import gguf
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.weights.families.gguf import LLAMA3_OPTIONS
 from clearhead.weights.gguf_file import DEQUANTIZE_ROWS, GGUFFile
 
 TEXTS = [
@@ -336,3 +338,63 @@ def test_file_without_pre_tokenizer_is_refused():
     with pytest.raises(ch.ClearheadError, match=r"tokenizer\.ggml\.pre"):
         read_gguf_tokenizer(values)
     assert read_gguf_tokenizer({**values, "general.architecture": "gpt2"}).tokenizer is not None
+
+
+@pytest.fixture
+def load_with(tmp_path, monkeypatch):
+    """Save a model and load it as if the file had other metadata; None removes a value."""
+
+    def load(values, preset="tiny-llama", **changes):
+        class ChangedFile(GGUFFile):
+            def __init__(self, path):
+                super().__init__(path)
+                self.metadata |= values
+                for name in [name for name, value in values.items() if value is None]:
+                    del self.metadata[name]
+
+        ch.save(ch.new(preset, **changes), tmp_path / "out", format="gguf")
+        monkeypatch.setattr("clearhead.weights.gguf.GGUFFile", ChangedFile)
+        return ch.load(tmp_path / "out", device="cpu").config.model
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("scaling_type", "factor", "expected"),
+    [
+        (None, 4.0, {"kind": "linear", "factor": 4.0}),
+        ("linear", 4.0, {"kind": "linear", "factor": 4.0}),
+        ("none", 4.0, {"kind": "none"}),
+        ("linear", 0.0, {"kind": "none"}),
+        ("linear", None, {"kind": "none"}),
+    ],
+)
+def test_rope_scaling_is_read_as_llama_cpp_reads_it(scaling_type, factor, expected, load_with):
+    values = {"llama.rope.scaling.type": scaling_type, "llama.rope.scaling.factor": factor}
+    scaling = {"kind": "linear", "factor": 2.0}
+    m = load_with(values, position__scaling=scaling)
+    assert dataclasses.asdict(m.position.scaling) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("llama.attention.causal", False),
+        ("llama.rope.scaling.type", "yarn"),
+        ("llama.expert_count", 8),
+        ("general.type", "adapter"),
+    ],
+)
+def test_values_that_would_change_results_are_refused(name, value, load_with):
+    with pytest.raises(ch.ClearheadError, match=name.removeprefix("llama.")):
+        load_with({name: value})
+
+
+def test_two_kinds_of_rope_scaling_are_refused(load_with):
+    changes = {"position__theta": 5e5, "position__scaling": {"kind": "llama3", "factor": 4.0}}
+    removed = {f"llama.rope.llama3.{name}": None for name in LLAMA3_OPTIONS}
+    factor = {"llama.rope.scaling.factor": 2.0}
+    assert load_with(removed, **changes).position.scaling.factor == 4
+    for values in (factor, removed | factor):
+        with pytest.raises(ch.ClearheadError, match="rope"):
+            load_with(values, **changes)

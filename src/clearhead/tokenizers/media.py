@@ -3,13 +3,13 @@
 import math
 import re
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -103,12 +103,12 @@ def open_image(
     return image
 
 
-def _check_jpeg(image: Image.Image, name: object, max_pixels: int) -> None:
+def _check_jpeg(image: ImageFile.ImageFile, name: object, max_pixels: int) -> None:
     """Raise if a JPEG takes long to decode: every scan passes over the whole image.
 
     Segments are found as libjpeg finds them.
     """
-    file = cast(BinaryIO, image.fp)  # it is open until the image is decoded
+    file = cast(IO[bytes], image.fp)  # it is open until the image is decoded
     offset = file.tell()
     file.seek(0)
     content = file.read()

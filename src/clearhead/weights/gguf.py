@@ -80,6 +80,11 @@ def load_gguf(path: Path, placement: Placement) -> Checkpoint:
 
 
 def _find_family(file: "GGUFFile") -> ModelFamily:
+    file_type = file.metadata.get("general.type", "model")
+    if file_type != "model":
+        raise ClearheadError(
+            f"{file.path} has general.type = {file_type!r:.80}; clearhead reads whole models only."
+        )
     architecture = str(file.metadata.get("general.architecture"))
     if architecture not in GGUF_FAMILIES:
         raise ClearheadError(
@@ -140,6 +145,11 @@ def _infer_rope_scaling(m: c.ModelConfig, file: "GGUFFile") -> c.ModelConfig:
     if ROPE_FACTORS not in file.shapes or not isinstance(m.position, c.Rotary):
         return m
     factors = file.get_tensor(ROPE_FACTORS).float()
+    if isinstance(m.position.scaling, c.LinearScaling) and m.position.scaling.factor != 1:
+        raise ClearheadError(
+            f"{file.path} has both {ROPE_FACTORS} and rope.scaling.factor; clearhead supports one"
+            " of them."
+        )
     if not isinstance(m.position.scaling, c.Llama3Scaling):
         scaling = c.Llama3Scaling(factor=round(float(factors.max()), 4))
         m = replace(m, position=replace(m.position, scaling=scaling))

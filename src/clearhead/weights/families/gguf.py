@@ -76,7 +76,10 @@ LLAMA3_OPTIONS = ("factor", "low_freq_factor", "high_freq_factor", "original_con
 
 
 def _read_rope(theirs: ConfigDict, ours: ConfigDict) -> None:
-    """All dimensions of a head rotate, without scaling, with linear scaling, or Llama 3's."""
+    """All dimensions of a head rotate, without scaling, with linear scaling, or Llama 3's.
+
+    As in llama.cpp, scaling is linear unless a type is given, and type "none" ignores the factor.
+    """
     d_model = check_attribute("embedding_length", ours["d_model"], int, 0)
     n_heads = check_attribute("attention.head_count", ours["attention"]["n_heads"], int, 1)
     if n_heads < 1:
@@ -84,14 +87,16 @@ def _read_rope(theirs: ConfigDict, ours: ConfigDict) -> None:
     d_head = ours["attention"]["d_head"] or d_model // n_heads
     Require("rope.dimension_count", d_head).read(theirs, ours)
     Require("attention.value_length", d_head).read(theirs, ours)
-    scaling_type = theirs.pop("rope.scaling.type", "none")
-    factor = theirs.pop("rope.scaling.factor", 1.0)
+    scaling_type = theirs.pop("rope.scaling.type", "linear")
+    factor = theirs.pop("rope.scaling.factor", 0.0)
     if scaling_type not in ("none", "linear"):
         raise unsupported_value("rope.scaling.type", scaling_type, ["none", "linear"])
-    if scaling_type == "linear":
+    if scaling_type == "linear" and factor != 0:  # 0 is no factor
         ours["position"]["scaling"] = {"kind": "linear", "factor": factor}
     llama3 = {name: theirs.pop(f"rope.llama3.{name}", None) for name in LLAMA3_OPTIONS}
     if llama3["factor"] is not None:
+        if ours["position"]["scaling"]["kind"] == "linear":
+            raise unsupported_value("rope.llama3.factor", llama3["factor"], [])
         ours["position"]["scaling"] = {"kind": "llama3", **llama3}
 
 
@@ -113,7 +118,8 @@ COMMON_ATTRIBUTES = (
     Attr("feed_forward_length", "ffn.d_ff", None, NONE_IS_ZERO),
     Attr("attention.head_count", "attention.n_heads"),
     Require("expert_count", 0),
-    Ignore("expert_used_count", "attention.causal"),
+    Require("attention.causal", True),
+    Ignore("expert_used_count"),
 )
 ROTARY_ATTRIBUTES = (
     *COMMON_ATTRIBUTES,
