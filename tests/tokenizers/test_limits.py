@@ -10,6 +10,7 @@ import clearhead as ch
 from clearhead.errors import ClearheadError
 from clearhead.tokenizers.huggingface import read_tokenizer_json
 from clearhead.tokenizers.limits import MAX_GROWTH, max_growth
+from clearhead.tokenizers.sentencepiece import read_sentencepiece
 
 LETTERS = {letter: i for i, letter in enumerate("abcdefgh ")}
 
@@ -127,8 +128,44 @@ def test_panics_while_decoding_are_errors(tmp_path):
         tokenizer.decode([0])
 
 
-def test_character_maps_must_contain_their_trie(tmp_path):
+TRUNCATED_MAP = {"type": "Precompiled", "precompiled_charsmap": "//////8="}
+
+
+@pytest.mark.parametrize("normalizer", [TRUNCATED_MAP, sequence(sequence(TRUNCATED_MAP))])
+def test_character_maps_must_contain_their_trie(tmp_path, normalizer):
     """The library would allocate 8 GB for this one before it reports an error."""
-    normalizer = {"type": "Precompiled", "precompiled_charsmap": "//////8="}
+    path = write(tmp_path, normalizer=normalizer)
+    text = path.read_text()
+    for spelling in (text, text.replace("d_charsmap", "d\\u005fcharsmap")):
+        path.write_text(spelling)
+        with pytest.raises(ClearheadError, match="character map"):
+            ch.Tokenizer.load(path)
+
+
+def test_character_maps_of_sentencepiece_must_contain_their_trie(tmp_path):
+    pytest.importorskip("sentencepiece")
+    from sentencepiece import sentencepiece_model_pb2 as pb2
+
+    proto = pb2.ModelProto()
+    proto.pieces.add(piece="<unk>", score=0, type=2)
+    proto.pieces.add(piece="a", score=0, type=1)
+    proto.normalizer_spec.precompiled_charsmap = b"\xff" * 5
+    (tmp_path / "spiece.model").write_bytes(proto.SerializeToString())
     with pytest.raises(ClearheadError, match="character map"):
-        ch.Tokenizer.load(write(tmp_path, normalizer=normalizer))
+        read_sentencepiece(tmp_path / "spiece.model")
+
+
+@pytest.mark.parametrize("first", [{"normalizer": TRUNCATED_MAP}, {"model": {"vocab": {"a": 1}}}])
+def test_duplicate_keys_are_refused(tmp_path, first):
+    """The library reads both of them."""
+    path = write(tmp_path)
+    path.write_text(json.dumps(first)[:-1] + "," + path.read_text()[1:])
+    with pytest.raises(ClearheadError, match=f"'{next(iter(first))}' twice"):
+        ch.Tokenizer.load(path)
+
+
+@pytest.mark.parametrize("content", ["[]", "1", "{}", '{"model": {"vocab": {"a": "b"}}}'])
+def test_other_json_is_refused(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ClearheadError, match=r"tokenizer\.json"):
+        ch.Tokenizer.load(tmp_path / "tokenizer.json")

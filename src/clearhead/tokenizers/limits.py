@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,34 +12,59 @@ import tokenizers as tk
 from clearhead.errors import ClearheadError
 
 MAX_TOKEN_ID = 10_000_000  # the library allocates memory for every id up to the largest
-LARGE_NUMBER = re.compile(r":\s*[0-9]{8}")
 MAX_GROWTH = 64  # characters that a tokenizer makes of one; NFKC makes 18 at most
 # A regular expression without these matches no empty string, where it would insert text.
 EMPTY_MATCH = re.compile(r"[*?^$|]|\(\)|\{[0,]|\\[bByYAzZGK]")
 
-CHARACTER_MAP = re.compile(r'"precompiled_charsmap"\s*:\s*"([^"]*)"')
-
 Step = dict[str, Any]  # a normalizer, pre-tokenizer or decoder as JSON
 
 
-def check_token_ids(tokenizer_json: str) -> None:
-    """Raise if a tokenizer.json has an id that is larger than any vocabulary."""
-    if not LARGE_NUMBER.search(tokenizer_json):
-        return
-    fields = json.loads(tokenizer_json)
+def check_tokenizer_json(text: str) -> None:
+    """Raise if reading a tokenizer.json would fill memory or abort the process."""
+    fields = json.loads(text, object_pairs_hook=_unique_keys)
+    if not isinstance(fields, dict):
+        raise ClearheadError("a tokenizer.json must be an object.")
+    _check_token_ids(fields)
+    for charsmap in _character_maps(fields.get("normalizer")):
+        check_character_map(base64.b64decode(charsmap))
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object without duplicate keys: the library would also read the first of them."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        [(duplicate, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ClearheadError(f"an object in tokenizer.json has the key {duplicate!r:.60} twice.")
+    return fields
+
+
+def _check_token_ids(fields: dict[str, Any]) -> None:
+    """Raise if an id is larger than any vocabulary."""
     ids = [token["id"] for token in fields.get("added_tokens") or []]
-    if isinstance(fields["model"]["vocab"], dict):
-        ids += fields["model"]["vocab"].values()
+    vocab = fields["model"]["vocab"]
+    if isinstance(vocab, dict):
+        ids += vocab.values()
     if ids and max(ids) > MAX_TOKEN_ID:
         raise ClearheadError(f"the token id {max(ids)} exceeds {MAX_TOKEN_ID:,}.")
 
 
-def check_character_maps(tokenizer_json: str) -> None:
-    """Raise if a character map is smaller than its trie, which the library would allocate."""
-    for encoded in CHARACTER_MAP.findall(tokenizer_json):
-        charsmap = base64.b64decode(encoded)
-        if len(charsmap) < 4 or int.from_bytes(charsmap[:4], "little") > len(charsmap) - 4:
-            raise ClearheadError("the character map of its normalizer is truncated.")
+def _character_maps(value: object) -> Iterator[str]:
+    """All character maps, in base64, within a normalizer."""
+    if isinstance(value, list):
+        for part in value:
+            yield from _character_maps(part)
+    if isinstance(value, dict):
+        for name, part in value.items():
+            if name == "precompiled_charsmap":
+                yield part
+            else:
+                yield from _character_maps(part)
+
+
+def check_character_map(charsmap: bytes) -> None:
+    """Raise if a map is smaller than the trie it announces, which the library would allocate."""
+    if len(charsmap) < 4 or int.from_bytes(charsmap[:4], "little") > len(charsmap) - 4:
+        raise ClearheadError("the character map of its normalizer is truncated.")
 
 
 def check_growth(backend: tk.Tokenizer) -> None:

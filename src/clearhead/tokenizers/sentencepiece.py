@@ -9,7 +9,7 @@ import tokenizers as tk
 from tokenizers import decoders, models, normalizers
 
 from clearhead.errors import ClearheadError, cannot_read
-from clearhead.tokenizers.limits import check_growth
+from clearhead.tokenizers.limits import check_character_map, check_growth
 
 # Types of pieces, as SentencePiece numbers them.
 NORMAL = 1
@@ -143,6 +143,7 @@ def _normalizers(spec: Any) -> list[normalizers.Normalizer]:
         # The library's charsmap keeps only the first mark of a letter, so compose letters first.
         steps.append(normalizers.NFC())
     if spec.precompiled_charsmap:
+        check_character_map(spec.precompiled_charsmap)
         steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if spec.remove_extra_whitespaces:
         steps.append(normalizers.Replace(tk.Regex(rf"\A +|[ {SPACE_MARKER}]+\z|(?<= ) +"), ""))

@@ -25,7 +25,7 @@ from clearhead.errors import (
     with_index,
 )
 from clearhead.io import write_atomic
-from clearhead.tokenizers.limits import check_character_maps, check_growth, check_token_ids
+from clearhead.tokenizers.limits import check_growth, check_tokenizer_json
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_KINDS = ("bpe", "characters", "bytes")  # that can be made from texts
@@ -219,8 +219,7 @@ class Tokenizer:
                 text = Path(path).read_text(encoding="utf-8")
             except OSError as error:
                 raise cannot_read(path, error) from None
-            check_token_ids(text)
-            check_character_maps(text)
+            check_tokenizer_json(text)
             backend = tk.Tokenizer.from_str(text)
             check_growth(backend)
             return cls(backend)
