@@ -113,6 +113,14 @@ def test_only_temporary_files_of_killed_processes_are_removed(kind, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {*kept, "target"}
 
 
+def test_pipe_in_place_of_a_temporary_file_does_not_block(tmp_path):
+    os.mkfifo(tmp_path / ".target.tmp_00000000")
+    writer = threading.Thread(target=write_atomic, args=(tmp_path / "target", b"new"), daemon=True)
+    writer.start()
+    writer.join(5)
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
 def test_errors_name_the_path_of_the_user(tmp_path):
     path = tmp_path / "nowhere" / "file"
     with pytest.raises(OSError, match="No such file") as raised:

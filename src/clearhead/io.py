@@ -111,7 +111,7 @@ def _remove_stale_files(target: Path) -> None:
             if (temporary / "old").exists() and not target.exists():
                 continue  # killed while the folders were exchanged
             with suppress(OSError):
-                handle = os.open(temporary, os.O_RDONLY)
+                handle = os.open(temporary, os.O_RDONLY | os.O_NONBLOCK)  # it may be a pipe
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if it is locked
                     _remove(temporary)
