@@ -314,9 +314,10 @@ def test_block_view_equals_watch(page_on):
 
 
 # ---------------------------------------------------------------- tour
-def test_tour_link_opens_a_stop_and_escape_ends_it(page_on):
+@pytest.mark.parametrize("link", ["#view=block&tour=L4.3", "#tour=L4.3"])
+def test_tour_link_opens_a_stop_and_escape_ends_it(page_on, link):
     with page_on(talker()) as visit:
-        page = visit.go("#view=block&tour=L4.3").page
+        page = visit.go(link).page
         visit.wait_until("document.querySelector('.tour-caption h2')?.textContent === 'Layer norm'")
         visit.wait_until("document.querySelector('.tour-target')?.caption.startsWith('Norm')")
         page.keyboard.press("Escape")

@@ -536,9 +536,16 @@ captionHost.setAttribute("aria-label", "tour");
 captionHost.setAttribute("aria-live", "polite");
 document.body.append(captionHost);
 
+/** Whether the page was opened at a link such as #tour=L3.2, which names a stop and no view. */
+let isLinkToStop = Boolean(state().tour) && !/[#&]view=/.test(location.hash);
+
 function renderCaption() {
 	const { card, stops, index } = currentStops();
 	const stop = stops[index];
+	if (stop && isLinkToStop) {
+		isLinkToStop = false;
+		return goTo(card, stop);
+	}
 	const isAway = stop && stop.view !== state().view;
 	captionHost.hidden = !stop || state().view === "tour";
 	document.body.classList.toggle("touring", !captionHost.hidden);
