@@ -5,6 +5,7 @@ import torch
 
 import clearhead as ch
 from clearhead.config.model import InferenceConfig
+from clearhead.generate import teacher_forcing
 from clearhead.generate.engine import BatchEngine, Request, TokenLogprob
 from clearhead.generate.sampling import SamplingConfig
 from clearhead.generate.text_generation import GenerationStream, OutputSequence
@@ -74,6 +75,29 @@ def test_echo_includes_the_prompt_and_its_logprobs():
     assert plain.prompt_logprobs == []
     streamed = "".join(piece.text for piece in model.stream("abc", 4, seed=1, echo=True))
     assert streamed == echoed.text
+
+
+@pytest.mark.parametrize("preset", ["tiny-decoder", "tiny-llama"])
+def test_prompt_logprobs_are_computed_in_steps(preset, monkeypatch):
+    model = ch.new(preset, vocab_size=256, tokenizer=ch.Tokenizer.bytes(), seed=2)
+    monkeypatch.setattr(teacher_forcing, "PROMPT_STEP_TOKENS", 4)
+    text = "abcdefghijk"
+    compute_logits = model.net.compute_logits
+    sizes = []
+    monkeypatch.setattr(
+        model.net,
+        "compute_logits",
+        lambda hidden: sizes.append(hidden.shape[1]) or compute_logits(hidden),
+    )
+    steps = list(teacher_forcing.prompt_logprobs_in_steps(model.net, [*text.encode()], 3, 256))
+    assert [len(step) for step in steps] == [4, 4, 2]
+    assert sizes == [4, 4, 2]
+    tokens = [token for step in steps for token in step]
+    assert "".join(chr(token.token) for token in tokens) == text[1:]
+    assert [token.logprob for token in tokens] == pytest.approx(
+        model.score(text).logprobs, abs=1e-5
+    )
+    assert all(len(token.top) == 3 for token in tokens)
 
 
 def test_echo_omits_the_special_tokens_of_the_prompt():

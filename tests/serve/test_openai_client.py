@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.generate import teacher_forcing
+from clearhead.serve import openai as openai_api
 from serving import run_server, send_request, tiny_writer
 
 SAMPLING = {"max_tokens": 24, "temperature": 0.9, "seed": 5}
@@ -192,6 +194,35 @@ def test_max_tokens_0_returns_the_prompt(client, models):
         models["writer"].score("Once").logprobs
     )
     assert made.usage.completion_tokens == 0
+
+
+def test_prompts_are_scored_in_turns_and_once_each(models, monkeypatch):
+    monkeypatch.setattr(teacher_forcing, "PROMPT_STEP_TOKENS", 4)
+    calls = []
+    lengths = []
+    echoed_lengths = openai_api.ResponseBuilder._echoed_lengths
+    monkeypatch.setattr(
+        openai_api.ResponseBuilder,
+        "_echoed_lengths",
+        lambda builder, prompt: lengths.append(prompt) or echoed_lengths(builder, prompt),
+    )
+    how = {"model": "writer", "prompt": "Once upon a time", "n": 3, "max_tokens": 0}
+    body = {**how, "echo": True, "logprobs": 1}
+    with run_server(models) as served:
+        worker = served.registry.loaded["writer"].worker
+        call = worker.call
+        monkeypatch.setattr(worker, "call", lambda *args: calls.append(1) or call(*args))
+        status, _, content = send_request(served.port, "POST", "/v1/completions", body)
+        assert status == 200
+        assert len(calls) == 5  # 15 tokens after the first, and the end
+        assert len(lengths) == 1
+        found = json.loads(content)["choices"][2]["logprobs"]["token_logprobs"]
+        expected = models["writer"].score("Once upon a time").logprobs
+        assert found[1:] == pytest.approx(expected, abs=1e-5)
+        monkeypatch.setattr(openai_api, "MAX_ECHOED_TOKENS", 47)
+        status, _, content = send_request(served.port, "POST", "/v1/completions", body)
+        assert status == 400
+        assert "48 prompt tokens" in json.loads(content)["error"]["message"]
 
 
 def test_max_tokens_0_can_be_streamed_and_counts_prompt_tokens(models):

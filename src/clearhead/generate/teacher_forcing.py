@@ -1,6 +1,6 @@
 """Log-probabilities of given outputs, by teacher forcing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,8 @@ from clearhead.generate.beam_search import BeamRules
 from clearhead.generate.engine import TokenLogprob
 from clearhead.generate.tasks import check_finite
 from clearhead.model.transformer import Transformer, eval_mode
+
+PROMPT_STEP_TOKENS = 128  # a logit per token and word takes much memory
 
 
 @torch.no_grad()
@@ -42,17 +44,43 @@ def token_logprobs(
         states = row[len(prompt) - 1 : len(prompt) + len(output) - 1]
         logits = net.compute_logits(states[None])[0]
         logprobs = rules.teacher_forced_logprobs(logits, prompt, output)
-        index = torch.tensor(output, dtype=torch.long, device=device)
-        values = logprobs.gather(1, index[:, None])[:, 0]
-        check_finite(values.exp())
-        candidates = logprobs[:, :vocab_size]
-        best = candidates.topk(min(num_logprobs, candidates.shape[1]))
-        tokens = []
-        for i, value in enumerate(values.tolist()):
-            top = zip(best.indices[i].tolist(), best.values[i].tolist(), strict=True)
-            tokens.append(TokenLogprob(output[i], value, tuple(top)))
-        results.append(tokens)
+        results.append(_to_token_logprobs(output, logprobs, num_logprobs, vocab_size))
     return results
+
+
+@torch.no_grad()
+def prompt_logprobs_in_steps(
+    net: Transformer, prompt: list[int], num_logprobs: int, vocab_size: int | None
+) -> Iterator[list[TokenLogprob]]:
+    """The log-probabilities of a prompt's tokens from the second on, some in each step.
+
+    A program may do something else between the steps.
+    """
+    device = next(net.parameters()).device
+    inputs = torch.tensor([prompt[:-1]], dtype=torch.long, device=device)
+    cache = net.init_cache(1, len(prompt))
+    for start in range(0, len(prompt) - 1, PROMPT_STEP_TOKENS):
+        window = slice(start, start + PROMPT_STEP_TOKENS)
+        with eval_mode(net):
+            logits = net.compute_logits(net(inputs[:, window], cache=cache))[0]
+        logprobs = logits.float().log_softmax(-1)
+        yield _to_token_logprobs(prompt[1:][window], logprobs, num_logprobs, vocab_size)
+
+
+def _to_token_logprobs(
+    tokens: list[int], logprobs: Tensor, num_logprobs: int, vocab_size: int | None
+) -> list[TokenLogprob]:
+    """The log-probabilities of these tokens, one in each row, and of the most likely ones."""
+    index = torch.tensor(tokens, dtype=torch.long, device=logprobs.device)
+    values = logprobs.gather(1, index[:, None])[:, 0]
+    check_finite(values.exp())
+    candidates = logprobs[:, :vocab_size]
+    best = candidates.topk(min(num_logprobs, candidates.shape[1]))
+    rows = zip(tokens, values.tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
+    return [
+        TokenLogprob(token, value, tuple(zip(top_ids, top_values, strict=True)))
+        for token, value, top_ids, top_values in rows
+    ]
 
 
 def teacher_forcing_batch(

@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Self, TypeVar
 
 from clearhead import config as c
@@ -10,7 +11,7 @@ from clearhead.errors import ClearheadError
 from clearhead.generate.detokenizer import IncrementalDetokenizer
 from clearhead.generate.engine import BatchEngine, Request, TokenLogprob
 from clearhead.generate.sampling import SamplingConfig
-from clearhead.generate.teacher_forcing import token_logprobs
+from clearhead.generate.teacher_forcing import prompt_logprobs_in_steps
 from clearhead.tokenizers.tokenizer import Tokenizer
 
 ResultT = TypeVar("ResultT", bound="WithChoices")
@@ -197,13 +198,10 @@ class GenerationStream:
         if self.echo:
             runner = self.engine.runner
             for prompt in {tuple(request.prompt) for request in self.sequences}:
-                [prompt_logprobs[prompt]] = token_logprobs(
-                    runner.net,
-                    [list(prompt[:1])],
-                    [list(prompt[1:])],
-                    self.num_logprobs,
-                    runner.vocab_size,
+                steps = prompt_logprobs_in_steps(
+                    runner.net, list(prompt), self.num_logprobs, runner.vocab_size
                 )
+                prompt_logprobs[prompt] = list(chain.from_iterable(steps))
         return [
             sequence.result(prompt_logprobs.get(tuple(request.prompt), ()))
             for request, sequence in self.sequences.items()

@@ -18,12 +18,12 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 from starlette.types import Receive, Scope, Send
 
 from clearhead import config as c
-from clearhead.api import Model
 from clearhead.errors import ClearheadError, suggest
 from clearhead.generate.chat import encode_chat, turn_config
 from clearhead.generate.detokenizer import REPLACEMENT_CHARACTER, IncrementalDetokenizer
 from clearhead.generate.engine import TokenLogprob
 from clearhead.generate.sampling import MAX_COUNT, SamplingConfig
+from clearhead.generate.teacher_forcing import prompt_logprobs_in_steps
 from clearhead.generate.text_generation import OutputSequence, TextChunk
 from clearhead.serve.errors import APIError, JSONDict
 from clearhead.serve.limits import Limits
@@ -72,6 +72,7 @@ DEFAULT_MAX_TOKENS = 16  # of a completion, as in OpenAI's API
 MIN_LOGPROB = -9999.0  # stands for −∞, as in OpenAI's API
 SEED_BITS = 31
 CANONICAL_ID = "0|[1-9][0-9]{0,9}"  # other spellings could be duplicates
+MAX_ECHOED_TOKENS = 1 << 15  # with log-probabilities, in all texts of a response
 MAX_QUICK_CHUNKS = 64  # with log-probabilities, more are encoded in a thread
 JSON_MEDIA_TYPE = "application/json"
 SSE_MEDIA_TYPE = "text/event-stream"
@@ -363,18 +364,26 @@ async def compute_prompt_logprobs(
     """Log-probabilities of prompt tokens by sequence, for echo with logprobs; NaN for the first."""
     if not request.echo or request.logprobs is None:
         return {}
+    num_tokens = sum(len(sequence.request.prompt) for sequence in sequences)
+    if num_tokens > MAX_ECHOED_TOKENS:
+        raise APIError(
+            f"echo with logprobs returns {num_tokens:,} prompt tokens; the limit is "
+            f"{MAX_ECHOED_TOKENS:,}. Send fewer or shorter prompts, or reduce n.",
+            param="echo",
+        )
+    model = loaded_model.model
+    vocab_size = len(model.tokenizer) if model.tokenizer else None
     logprobs: dict[tuple[int, ...], list[TokenLogprob]] = {}
     for sequence in sequences:
         prompt = sequence.request.prompt
-        if tuple(prompt) not in logprobs:
-            function = partial(_prompt_logprobs, loaded_model.model, prompt, request.logprobs)
-            logprobs[tuple(prompt)] = await loaded_model.worker.call(client, function)
+        if tuple(prompt) in logprobs:
+            continue
+        steps = prompt_logprobs_in_steps(model.net, prompt, request.logprobs, vocab_size)
+        found = [TokenLogprob(prompt[0], math.nan)]
+        while step := await loaded_model.worker.call(client, partial(next, steps, [])):
+            found += step
+        logprobs[tuple(prompt)] = found
     return {sequence.index: logprobs[tuple(sequence.request.prompt)] for sequence in sequences}
-
-
-def _prompt_logprobs(model: Model, prompt: list[int], num_logprobs: int) -> list[TokenLogprob]:
-    generation = model.generate(prompt, max_tokens=1, logprobs=num_logprobs, echo=True)
-    return [TokenLogprob(prompt[0], math.nan), *generation.prompt_logprobs]
 
 
 # Responses
