@@ -9,6 +9,7 @@ import torch
 
 import clearhead as ch
 from clearhead.lens.text_stack import TextStack
+from clearhead.serve import registry
 from clearhead.serve.explorer.executor import ExplorerExecutor
 from clearhead.serve.explorer.routes import words
 from clearhead.serve.explorer.routes.activations import LENS_MAX_TOKENS
@@ -218,6 +219,37 @@ def test_equations_equal_the_library(client, layer):
     response = request(client, "/api/vectors", model="decoder", equation="a + b = c - d - e")
     assert [side["is_difference"] for side in response["sides"]] == [False, False]
     assert "two sides" in error(client, "/api/vectors", model="decoder", equation="king - man")
+
+
+def test_alternating_requests_read_each_layer_once(monkeypatch):
+    monkeypatch.setattr(vectors, "TOKENS_PER_BATCH", 128)
+    read_next = vectors.LayerSource._read_next
+    calls = []
+    monkeypatch.setattr(
+        vectors.LayerSource, "_read_next", lambda source: calls.append(1) or read_next(source)
+    )
+    loaded_model = ModelRegistry.from_models({"m": make_model("tiny-decoder")}).loaded["m"]
+
+    def steps(layer):
+        request = words.VectorsRequest(model="m", expression="king - man", layer=layer)
+        return words.query_vectors(loaded_model, request)
+
+    pending = [steps(layer) for layer in (0, 1, 0, 1, 0, 1)]
+    while pending:
+        pending = [one for one in pending if next(one) is None]
+    assert all(next(steps(layer)) is not None for layer in (0, 1))
+    assert len(calls) == 2 * -(-len(loaded_model.word_vectors(0)) // 128)
+
+
+def test_the_layers_kept_are_those_last_used(monkeypatch):
+    loaded_model = ModelRegistry.from_models({"m": make_model("tiny-decoder")}).loaded["m"]
+    embeddings = loaded_model.word_vectors()
+    tables = [loaded_model.word_vectors(layer) for layer in (0, 1, 0)]
+    assert tables[0] is tables[2]
+    monkeypatch.setattr(registry, "MAX_LAYER_BYTES", 1)
+    assert loaded_model.word_vectors(0) is tables[0]
+    assert loaded_model.word_vectors(1) is not tables[1]
+    assert loaded_model.word_vectors() is embeddings
 
 
 def test_vectors_of_a_layer_are_read_in_steps_between_other_requests(client, monkeypatch):

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Self
 
 import torch
@@ -31,6 +32,7 @@ GENERIC_FOLDER_NAMES = ("model", "best")
 NUM_TOKENIZER_THREADS = 2
 MAX_QUEUED_TOKENIZATIONS = 1024
 GIB = 2**30
+MAX_LAYER_BYTES = GIB // 4  # of the word vectors of one model after its layers
 
 
 class LoadedModel:
@@ -43,6 +45,7 @@ class LoadedModel:
         self.num_users = 0
         self._registry = registry
         self._word_vectors: dict[int | None, Vectors] = {}  # by layer
+        self._word_vectors_lock = Lock()
 
     @cached_property
     def worker(self) -> ModelWorker:
@@ -78,21 +81,29 @@ class LoadedModel:
         return hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
 
     def word_vectors(self, layer: int | None = None) -> Vectors:
-        """Vectors of all words: embeddings (None) or a layer. Caches embeddings and one layer."""
-        cached = self._word_vectors.get(layer)
-        if cached is None:  # other threads may do the same at the same time
-            cached = vectors(self.model, layer)
-            for other_layer in [key for key in list(self._word_vectors) if key is not None]:
-                self._word_vectors.pop(other_layer, None)
-            self._word_vectors[layer] = cached
+        """Vectors of all words: embeddings (None) or a layer.
+
+        Caches embeddings and the last layers, as many as fit into `MAX_LAYER_BYTES`.
+        """
+        with self._word_vectors_lock:
+            cached = self._word_vectors.pop(layer, None)
+            if cached is None:
+                cached = vectors(self.model, layer)
+            self._word_vectors[layer] = cached  # most recently used last
+            layers = [key for key in self._word_vectors if key is not None]
+            max_layers = max(1, MAX_LAYER_BYTES // self._vectors_bytes(cached))
+            for other_layer in layers[:-max_layers]:
+                del self._word_vectors[other_layer]
         return cached
+
+    def _vectors_bytes(self, vectors: Vectors) -> int:
+        """Memory of vectors, raw and normalized."""
+        return 2 * 4 * len(vectors) * self.model.config.model.d_model
 
     @property
     def num_bytes(self) -> int:
         """Memory of weights, KV cache (allocated or not) and word vectors (raw and normalized)."""
-        d_model = self.model.config.model.d_model
-        tables = list(self._word_vectors.values())
-        return self._fixed_bytes + sum(2 * 4 * len(table) * d_model for table in tables)
+        return self._fixed_bytes + sum(map(self._vectors_bytes, list(self._word_vectors.values())))
 
     @cached_property
     def _fixed_bytes(self) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -199,6 +200,8 @@ class LayerSource(EmbeddingSource):
         super().__init__(text_stack)
         self._name = text_stack.resid_name(layer)
         self._matrix: Tensor | None = None
+        self._vectors: list[Tensor] = []  # read so far
+        self._lock = Lock()
 
     @property
     def matrix(self) -> Tensor:
@@ -211,14 +214,22 @@ class LayerSource(EmbeddingSource):
         return self._matrix
 
     def read_in_steps(self) -> Iterator[None]:
-        """Compute the matrix in steps, for programs that do something else between them."""
-        vectors: list[Tensor] = []
+        """Compute the matrix in steps, for programs that do something else between them.
+
+        Several threads that do so share the work.
+        """
         while self._matrix is None:
-            batch = self._ids[len(vectors) : len(vectors) + TOKENS_PER_BATCH]
-            vectors += self._read([[i] for i in batch])
-            if len(vectors) == len(self._ids):
-                self._matrix = torch.cat(vectors)
+            with self._lock:
+                if self._matrix is None:
+                    self._read_next()
             yield
+
+    def _read_next(self) -> None:
+        start = len(self._vectors)
+        self._vectors += self._read([[i] for i in self._ids[start : start + TOKENS_PER_BATCH]])
+        if len(self._vectors) == len(self._ids):
+            self._matrix = torch.cat(self._vectors)
+            self._vectors = []
 
     def _vectors_of_rows(self, rows: list[list[int]]) -> list[Tensor]:
         vectors: dict[int, Tensor] = {}
