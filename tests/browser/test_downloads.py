@@ -1,8 +1,12 @@
-"""The offer to download a model for what the loaded ones cannot do, with a fake download."""
+"""What the loaded models cannot do: captions say so, and a published model is offered."""
 
 import pytest
+import torch
 
 import clearhead as ch
+from clearhead.lens.view import View, label_axes
+from clearhead.serve.explorer.routes import measurements
+from clearhead.serve.explorer.serialize import view_to_dict
 from clearhead.serve.registry import ModelRegistry
 from clearhead.weights import hub
 from page_models import byte_model
@@ -58,3 +62,33 @@ def test_pages_without_downloads_name_the_command(page_on, registry):
         page = visit.go("#view=tour").page
         assert page.get_by_role("button", name="Download").count() == 0
         assert f"clearhead get {NAME}" in page.locator("main").inner_text()
+
+
+@pytest.mark.parametrize("is_clear", [True, False])
+def test_caption_follows_the_measured_effect(page_on, monkeypatch, tmp_path, is_clear):
+    """A model that does not do what the example suggests is not said to do it."""
+
+    def measure(model, contrast):
+        values = torch.tensor([[0.5, 0.1, 0.4, 0.3, 0.5], [0.2, 0.2, 0.0, -0.1, 0.1]])
+        axes = label_axes({"head": ["1.1", "0.0"], "statistic": ["a", "b", "c", "d", "e"]})
+        return {
+            "view": view_to_dict(View(values if is_clear else values.flip(0), axes, "", "weight")),
+            "heads": [(1, 1), (0, 0)],
+            "num_pairs": 20,
+            "has_clear_effect": is_clear,
+        }
+
+    monkeypatch.setenv("CLEARHEAD_HOME", str(tmp_path))
+    monkeypatch.setattr(measurements, "measure_heads", measure)
+    with page_on(byte_model(context_length=128), allow_downloads=True) as visit:
+        page = visit.go("#view=attention").page
+        page.get_by_role("button", name="a fluffy blue creature").click()
+        visit.ready()
+        caption = page.locator(".hypothesis").inner_text()
+        numbers = ("0.50", "0.10", "0.30 to 0.50") if is_clear else ("0.20", "−0.10 to 0.10")
+        assert all(number in caption for number in numbers)
+        assert ("Not clearly in this model." in caption) != is_clear
+        assert (page.get_by_role("button", name="Download SmolLM2").count() == 0) == is_clear
+        page.get_by_role("button", name="Show this head").click()
+        assert [visit.state()[key] for key in ("layer", "head")] == [1, 1]
+        assert not visit.complaints

@@ -231,8 +231,9 @@ def locate_word(text_stack: TextStack, text: str, start: int, end: int) -> WordI
             spans.append((chunk_start, chunk_end))
             continue
         chunk = text[chunk_start:chunk_end]
+        chunk_ids = text_stack.tokenizer.encode(chunk)  # raises for unknown characters
         encoding = text_stack.tokenizer.backend.encode(chunk, add_special_tokens=False)
-        if encoding.ids != text_stack.tokenizer.encode(chunk):
+        if encoding.ids != chunk_ids:
             raise ClearheadError(f"{text!r:.80} contains a special token; remove it.")
         ids += encoding.ids
         spans += [(chunk_start + a, chunk_start + b) for a, b in encoding.offsets]

@@ -7,6 +7,7 @@ from clearhead.serve.explorer.executor import ExplorerExecutor, set_client
 from clearhead.serve.explorer.routes import (
     activations,
     downloads,
+    measurements,
     media,
     models,
     positions,
@@ -34,6 +35,7 @@ def add_explorer(
         activations.activation_routes(executor),
         words.word_routes(executor),
         positions.position_routes(executor),
+        measurements.measurement_routes(executor),
         media.media_routes(executor),
         tasks.task_routes(executor),
         downloads.download_routes(executor, is_allowed=allow_downloads),

@@ -26,6 +26,32 @@ MOLE_SENTENCES = (
     "one mole of carbon dioxide",
     "take a biopsy of the mole",
 )
+MOLE_SENSES = {
+    "animal": (
+        MOLE_SENTENCES[0],
+        "In the garden, a small furry mole dug a tunnel.",
+        "The cat caught a mole in the grass.",
+        "Under the lawn lived a blind mole that ate worms.",
+        "The farmer set a trap for the mole.",
+        "Badgers, shrews and the mole live in burrows.",
+    ),
+    "unit": (
+        MOLE_SENTENCES[1],
+        "In chemistry, a mole is a number of particles.",
+        "The flask contained half a mole of oxygen gas.",
+        "Calculate the mass of one mole of water.",
+        "Each mole of the acid reacts with two of the base.",
+        "Avogadro's number of atoms make up one mole.",
+    ),
+    "growth": (
+        MOLE_SENTENCES[2],
+        "The doctor looked at the dark mole on her skin.",
+        "He had a brown mole on his cheek.",
+        "A dermatologist removed the mole from his back.",
+        "She was born with a mole above her lip.",
+        "If the mole changes color, see a doctor about cancer.",
+    ),
+}
 MOLE_SUBSTITUTES = ("mouse", "rat", "gram", "unit", "tumor", "skin", "spy")
 
 
@@ -44,6 +70,9 @@ def example_inputs(model: Model) -> JSONDict:
         "comparison": encodable_text(model, comparison),
         "coreference": [
             encodable_text(model, CHICKEN_SENTENCE.format(word)) for word in ("tired", "wide")
+        ],
+        "pronouns": [
+            encodable_text(model, text) for text in (PRONOUN_SENTENCE, PRONOUN_COMPARISON)
         ],
         "prompt": encodable_text(model, DEFAULT_PROMPT),
         "context_texts": [

@@ -11,12 +11,15 @@ from fastapi import APIRouter, FastAPI, Request
 from httpx2 import ASGITransport, AsyncClient, Response
 
 from clearhead.errors import ClearheadError
+from clearhead.lens.head_contrast import contrast_names
 from clearhead.lens.hook_points import ATTENTION_KINDS, attention_path
 from clearhead.serve.errors import JSONDict
 from clearhead.serve.explorer.assets import to_script_json
 from clearhead.serve.explorer.requests import DEFAULT_NUM_BEAMS, RunRequest
 
 MAX_PATTERN_BYTES = 24 << 20  # of embedded attention patterns
+MAX_MEASURED_PARAMETERS = 50_000_000  # larger models are measured on request
+DEFAULT_OFFSET = 4  # of the shifted text
 MAX_LAYERS = 12  # of embedded block and head comparisons
 MEDIA_FIELDS = ("image", "audio")
 EDIT_FIELDS = ("edits", "patch_from")
@@ -220,17 +223,20 @@ def _model_requests(
     text = body.get("source" if is_source else "text", "")
     views = card["views"]
     paths = ["vocabulary", "sampling", "embedding-matrix"]
+    if card["reads_text"] and card["num_parameters"] <= MAX_MEASURED_PARAMETERS:
+        paths += ["senses", *(f"contrasts/{name}" for name in contrast_names())]
     last_tokens = run["source_tokens" if is_source else "tokens"][-2:]
     paths += [f"embedding-rows?ids={token['id']}" for token in last_tokens]
     for answer in run["top"][:1]:
         paths.append(f"embedding-rows?ids={answer['id']}&unembedding=true")
+    max_offset = card["context_length"] - len(run["tokens"])
     context: JSONDict = {"word": "mole", "texts": card["examples"]["context_texts"]}
     substitutes = card["examples"]["substitutes"]
     posts: list[tuple[str, JSONDict]] = [
         ("tokenize", {"text": text, "source": is_source}),
         ("positions", {"num_positions": max(2, min(32, card["context_length"]))}),
         ("positions/reverse", {"text": text}),
-        ("positions/shift", {"text": text, "offset": 4}),
+        ("positions/shift", {"text": text, "offset": max(1, min(DEFAULT_OFFSET, max_offset))}),
         ("context", context),
         ("context/substitute", {**context, "substitutes": substitutes, "layer": -1}),
         *(("vectors", request) for request in VECTOR_LAB_REQUESTS),

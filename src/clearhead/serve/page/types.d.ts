@@ -93,6 +93,7 @@ interface Examples {
 	attention_text: string;
 	attention_tokens: [number, number] | null;
 	coreference: [string, string];
+	pronouns: [string, string];
 	context_texts: string[];
 	substitutes: string[];
 	file: { name: string; data: string } | null;

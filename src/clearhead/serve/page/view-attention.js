@@ -18,6 +18,7 @@ import {
 import { button, buttonGroup, numberSelect, selectBox } from "ch/controls";
 import { formatNumber, formatPercent } from "ch/format";
 import { lockedIndex } from "ch/inspector";
+import { CONTRASTS, contrastResult } from "ch/measurements";
 import {
 	getArray,
 	getJson,
@@ -36,6 +37,7 @@ registerDefaults({
 	scale_scores: true,
 	anatomy: false,
 	simplest: false,
+	hypothesis: "",
 	score_heads: false,
 	compare_text: "",
 });
@@ -61,7 +63,7 @@ export default {
 			open !== context.state.anatomy && context.set({ anatomy: open }, { replace: true });
 		const toggleSimplest = ({ target: { open } }) =>
 			open !== context.state.simplest && context.set({ simplest: open }, { replace: true });
-		return html`${presets(context)}
+		return html`${presets(context)} ${hypothesisSection(context)}
 			<div class="heads">
 				${headsFigure(context, selection)}
 				<div>${headControls(context, selection)}${figures}</div>
@@ -77,16 +79,27 @@ export default {
 	},
 };
 
-function presets({ card, state, set }) {
-	const { attention_text: attentionText, coreference: pair } = card.examples;
-	if (!card.reads_text || card.architecture === "encoder-decoder") return nothing;
-	const show = (text, comparison) => () =>
-		set({ text, compare_text: comparison, cell: "", pins: [] });
-	const hasPair = pair.every(Boolean) && pair[0] !== pair[1];
+const hasPresets = ({ card }) => card.reads_text && card.architecture !== "encoder-decoder";
+
+function presets(context) {
+	if (!hasPresets(context)) return nothing;
+	const { card, state, set } = context;
+	const { attention_text: attentionText, coreference, pronouns } = card.examples;
+	const preset = (label, [text, comparison], hypothesis) =>
+		text && text !== comparison
+			? html`<button
+					type="button"
+					class="quiet"
+					aria-pressed=${state.hypothesis === hypothesis}
+					@click=${() => set({ text, compare_text: comparison, hypothesis, cell: "", pins: [] })}>
+					${label}
+				</button>`
+			: nothing;
 	return html`<div class="row presets">
 		<span class="hint">Try</span>
-		${attentionText ? button("a fluffy blue creature", show(attentionText, ""), { kind: "quiet" }) : nothing}
-		${hasPair ? html`<button type="button" class="quiet" aria-pressed=${state.compare_text === pair[1]} @click=${show(pair[0], pair[1])}>the chicken: tired / wide</button>` : nothing}
+		${preset("a fluffy blue creature", [attentionText, ""], "adjectives")}
+		${preset("the chicken: tired / wide", coreference, "it")}
+		${preset("he / she", pronouns, "pronouns")}
 		${
 			state.compare_text
 				? html`<button type="button" class="chip" @click=${() => set({ compare_text: "" })}>
@@ -96,6 +109,18 @@ function presets({ card, state, set }) {
 				: nothing
 		}
 	</div>`;
+}
+
+/** Whether a head does what the sentence suggests, measured on many sentences with controls. */
+function hypothesisSection(context) {
+	const { card, state, set, text } = context;
+	const { hypothesis, compare_text } = state;
+	if (!hasPresets(context) || !Object.hasOwn(CONTRASTS, hypothesis)) return nothing;
+	const select = (layer, head) => set({ part: "attention", layer, head, cell: "" });
+	const open = ({ name }) => set({ model: name, text, compare_text, hypothesis });
+	return html`<section class="hypothesis" aria-label="measured">
+		${contrastResult(card, hypothesis, select, open)}
+	</section>`;
 }
 
 function headsFigure({ run, card, state, set }, { part, layer, head }) {

@@ -4,6 +4,7 @@ import { html, nothing } from "lit-html";
 import "ch/charts";
 import { button, numberSelect, selectBox, textInput } from "ch/controls";
 import { formatNumber, formatPercent } from "ch/format";
+import { contrastResult, sensesResult } from "ch/measurements";
 import {
 	decodedView,
 	getJson,
@@ -201,9 +202,20 @@ function wordInContext({ card, state, set }) {
 			)}
 			${texts.length < 4 ? html`<li class="more"><button type="button" class="quiet" @click=${() => set({ texts: [...texts, texts.at(-1)] })}>Add a sentence</button></li>` : nothing}
 		</ol>
+		${measurement(card, state, set)}
 		${renderResource(result, (value) => similarityFigure(value, state))}
 		${result.value && !result.error ? substitutesSection(card, body, state, set) : nothing}
 	</section>`;
+}
+
+/** What the model does with the example on many sentences. */
+function measurement(card, { word, texts }, set) {
+	const select = (layer, head) => set({ view: "attention", part: "attention", layer, head });
+	const open = ({ name }) => set({ model: name, word, texts });
+	if (word === MOLE_EXAMPLE.word && !texts.length) return sensesResult(card);
+	if (word === "it" && texts === card.examples.coreference)
+		return contrastResult(card, "it", select, open);
+	return nothing;
 }
 
 function similarityFigure({ view, nearest, occurrences }, state) {

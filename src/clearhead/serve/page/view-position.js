@@ -252,18 +252,19 @@ const formatShare = (value) => (value < 1e-5 ? "<0.001%" : `${formatNumber(100 *
 
 /** Effect of shifting all positions: none if only distances matter. */
 function shiftFigure(context) {
-	const { card, state, set } = context;
-	if (card.architecture === "encoder-decoder" || !card.reads_text) return nothing;
+	const { card, run, state, set } = context;
+	if (card.architecture === "encoder-decoder" || !card.reads_text || !run) return nothing;
+	const max = Math.min(32, card.context_length - run.tokens.length); // so that the shifted text fits
 	const body = {
 		model: card.name,
 		text: currentInput(card).text ?? "",
-		offset: Math.max(1, state.offset),
+		offset: Math.max(1, Math.min(state.offset, max)),
 	};
-	if (!body.text) return nothing;
+	if (!body.text || max < 1) return nothing;
 	const result = postJson("positions/shift", body, "shift");
 	return html`<ch-figure .caption=${"The same text, shifted"}>
 		<div class="row">
-			${slider("Shift by", { min: 1, max: Math.max(1, Math.min(32, card.context_length - 1)), value: body.offset }, (offset) => set({ offset }, { replace: true }))}
+			${slider("Shift by", { min: 1, max, value: body.offset }, (offset) => set({ offset }, { replace: true }))}
 		</div>
 		${renderResource(result, ({ residual, patterns, is_complete }) => {
 			const max = decodedView(residual).values.reduce((a, b) => Math.max(a, b), 0);

@@ -6,7 +6,6 @@
 
 import { html, nothing, render } from "lit-html";
 import { snapshot } from "ch/api";
-import { BY_WEIGHT } from "ch/attention";
 import { button } from "ch/controls";
 import { CHAT_MODEL, downloadOffer } from "ch/downloads";
 import { currentCard, getJson, modelUrl, serverModels } from "ch/requests";
@@ -19,6 +18,13 @@ const attentionText = (card) => (readsOneText(card) ? { text: card.examples.atte
 const promptText = (card) => (readsOneText(card) ? { text: card.examples.prompt } : {});
 const quotedText = (card, text) => (readsOneText(card) ? `“${text}”` : "A text");
 const ABSOLUTE_POSITIONS = ["learned", "sinusoidal"];
+
+/** A sentence, perhaps with another to compare, and whether a head does what it suggests. */
+const hypothesisChanges = (hypothesis, texts) => (card) => {
+	const [text, compare_text] = texts(card.examples);
+	if (!readsOneText(card) || !text || text === compare_text) return null;
+	return { text, compare_text, hypothesis, lines: false };
+};
 
 const noChanges = () => ({});
 const NO_SELECTION = { query: -1, key: -1 };
@@ -147,7 +153,15 @@ const CHAPTERS = [
 				title: "A word in its context",
 				changes: (card) => (readsOneText(card) ? {} : null),
 				target: "Similarity of",
-				text: "“mole” starts as the same vector in all three sentences and diverges layer by layer: an animal, a unit, a growth.",
+				text: "“mole” is an animal, a unit and a growth. It starts as the same vector in all three sentences and diverges layer by layer. Whether it diverges by its meaning is measured on 18 sentences, above the curves.",
+			},
+			{
+				id: "L3.1a",
+				view: "attention",
+				title: "Tired or wide",
+				changes: hypothesisChanges("it", ({ coreference }) => coreference),
+				target: ".hypothesis",
+				text: "“The chicken didn't cross the road because it was too tired”, or “too wide”: for “it”, the meaning changes with the last word, which only a model without a causal mask sees. Whether a head of this model follows is measured with 20 other pairs.",
 			},
 			{
 				id: "L3.2",
@@ -189,18 +203,17 @@ const CHAPTERS = [
 				id: "L3.6",
 				view: "attention",
 				title: "A soft lookup",
-				changes: (card) =>
-					card.examples.attention_tokens && readsOneText(card)
-						? {
-								...attentionText(card),
-								query: card.examples.attention_tokens[0],
-								key: card.examples.attention_tokens[1],
-								sort: BY_WEIGHT,
-								lines: false,
-							}
-						: null,
-				target: "heads",
-				text: "Heads are sorted by how much creature attends to fluffy. A head that ranks first may look for adjectives, or merely attend to nearby tokens: select one and compare its rows for other words before you explain it.",
+				changes: hypothesisChanges("adjectives", ({ attention_text: text }) => [text, ""]),
+				target: ".hypothesis",
+				text: "“Are there adjectives before me?” would be the query of creature, and fluffy and blue would have matching keys. Whether a head of this model asks that is measured with other words in place of the adjectives: a head that looks back by two words fails.",
+			},
+			{
+				id: "L3.6a",
+				view: "attention",
+				title: "He or she",
+				changes: hypothesisChanges("pronouns", ({ pronouns }) => pronouns),
+				target: ".hypothesis",
+				text: "“Lily gave Tim her ball. He was happy, and she”: whom does a pronoun mean? The control has the other pronoun. Select the head that was found, and compare both sentences.",
 			},
 			{
 				id: "L3.7",

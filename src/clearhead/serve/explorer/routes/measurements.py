@@ -1,0 +1,109 @@
+"""What a model does on many sentences with controls, measured once per model."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from fastapi import APIRouter
+
+from clearhead.api import Model
+from clearhead.lens.head_contrast import bootstrap_interval, find_heads
+from clearhead.lens.word_in_context import context
+from clearhead.serve.errors import JSONDict
+from clearhead.serve.explorer.example_inputs import MOLE_SENSES
+from clearhead.serve.explorer.executor import ExplorerExecutor
+from clearhead.serve.explorer.serialize import view_to_dict
+from clearhead.serve.registry import LoadedModel
+
+MAX_MEASUREMENTS = 256  # kept
+ContrastName = Literal["adjectives", "it", "pronouns"]
+
+
+class Measurements:
+    """Results by weights and name; requests for the same measurement share it."""
+
+    def __init__(self, executor: ExplorerExecutor) -> None:
+        self._executor = executor
+        self._tasks: dict[tuple[str, str], asyncio.Task[JSONDict]] = {}
+
+    async def get(
+        self,
+        loaded_model: LoadedModel,
+        name: str,
+        measure: Callable[..., JSONDict],
+        *arguments: object,
+    ) -> JSONDict:
+        key = (loaded_model.fingerprint, name)
+        if key not in self._tasks:
+            while len(self._tasks) >= MAX_MEASUREMENTS:
+                self._tasks.pop(next(iter(self._tasks)))
+            call = self._executor.submit(measure, loaded_model.model, *arguments)
+            task = asyncio.create_task(call)
+            task.add_done_callback(lambda finished: self._forget_failure(key, finished))
+            self._tasks[key] = task
+        return await asyncio.shield(self._tasks[key])
+
+    def _forget_failure(self, key: tuple[str, str], finished: asyncio.Task[Any]) -> None:
+        if finished.cancelled() or finished.exception():
+            self._tasks.pop(key, None)
+
+
+def measurement_routes(executor: ExplorerExecutor) -> APIRouter:
+    router = APIRouter(prefix="/api/models", tags=["page"])
+    measurements = Measurements(executor)
+
+    @router.get("/{name}/contrasts/{contrast}")
+    async def contrast(name: str, contrast: ContrastName) -> JSONDict:
+        """The heads that do something, found on half of the sentences, measured on the others."""
+        async with executor.use_model(name) as loaded_model:
+            return await measurements.get(loaded_model, contrast, measure_heads, contrast)
+
+    @router.get("/{name}/senses")
+    async def senses(name: str) -> JSONDict:
+        """Whether the vectors of "mole" after the last layer differ by its meaning."""
+        async with executor.use_model(name) as loaded_model:
+            return await measurements.get(loaded_model, "senses", measure_senses)
+
+    return router
+
+
+def measure_heads(model: Model, contrast: str) -> JSONDict:
+    view = find_heads(model, contrast)
+    return {
+        "view": view_to_dict(view),
+        "heads": view.heads,
+        "num_pairs": view.num_pairs,
+        "has_clear_effect": view.has_clear_effect,
+    }
+
+
+def measure_senses(model: Model) -> JSONDict:
+    """Cosines of "mole" between sentences of the same sense and of different senses.
+
+    The interval is that of the mean difference over sentences. `num_correct` sentences are nearest
+    to one of their own sense.
+    """
+    texts = [text for sentences in MOLE_SENSES.values() for text in sentences]
+    sense = torch.tensor([i for i, texts in enumerate(MOLE_SENSES.values()) for _ in texts])
+    view = context(model, "mole", texts)
+    cosines = torch.full((len(texts), len(texts)), torch.nan)
+    for label, cosine in zip(view.axes[1].labels, view.values[-1].tolist(), strict=True):
+        first, second = map(int, label.split("·"))
+        cosines[first, second] = cosines[second, first] = cosine
+    is_same = sense[:, None] == sense
+    same = cosines.where(is_same, torch.nan).nanmean(dim=1)  # the diagonal is NaN
+    different = cosines.where(~is_same, torch.nan).nanmean(dim=1)
+    low, high = bootstrap_interval(same - different)
+    nearest = cosines.nan_to_num(-torch.inf).argmax(dim=1)
+    num_correct = int((sense[nearest] == sense).sum())
+    return {
+        "senses": list(MOLE_SENSES),
+        "num_sentences": len(texts),
+        "same": float(same.mean()),
+        "different": float(different.mean()),
+        "low": float(low),
+        "high": float(high),
+        "num_correct": num_correct,
+        "has_clear_effect": bool(low > 0) and 2 * num_correct > len(texts),
+    }
