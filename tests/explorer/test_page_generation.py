@@ -6,10 +6,12 @@ import json
 import pytest
 
 import clearhead as ch
-from clearhead.serve.explorer.executor import ExplorerExecutor
+from clearhead.serve.errors import APIError
+from clearhead.serve.explorer.executor import ExplorerExecutor, _client
 from clearhead.serve.explorer.routes.tasks import GenerateRequest, _generation_events
-from clearhead.serve.limits import Limits
+from clearhead.serve.limits import Limits, Quota
 from clearhead.serve.registry import ModelRegistry
+from clearhead.serve.scheduler import cache_bytes_per_token
 from page_site import page_client
 
 MODEL = ch.new("tiny-decoder", vocab_size=256, tokenizer=ch.Tokenizer.bytes(), seed=4)
@@ -170,3 +172,29 @@ def test_leaving_stops_the_stream_and_releases_the_model(monkeypatch):
     monkeypatch.setattr(MODEL, "stream", counting_stream)
     asyncio.run(leave_after(3))
     assert steps == 3
+
+
+def test_caches_of_a_client_are_limited_and_given_back():
+    executor = ExplorerExecutor(ModelRegistry.from_models({"m": MODEL}), Limits())
+    per_token = cache_bytes_per_token(MODEL)
+    executor.cache_quota = Quota(110 * per_token)
+    request = GenerateRequest(model="m", text="abcd", max_tokens=16)
+
+    async def start(client):
+        _client.set(client)
+        events = _generation_events(executor, request)
+        assert await anext(events) == ""
+        return events
+
+    async def run():
+        streams = [await start("10.0.0.1") for _ in range(4)]
+        assert executor.cache_quota.used == 4 * 20 * per_token
+        with pytest.raises(APIError, match="Too many texts") as refused:
+            await start("10.0.0.1")
+        assert refused.value.status_code == 429
+        streams.append(await start("10.0.0.2"))
+        for stream in streams:
+            await stream.aclose()
+        assert not executor.cache_quota.used
+
+    asyncio.run(run())

@@ -21,7 +21,6 @@ from clearhead.errors import ClearheadError
 from clearhead.generate.engine import DEFAULT_SLOTS, BatchEngine, Request
 from clearhead.generate.sampling import SamplingConfig
 from clearhead.generate.text_generation import OutputSequence, TextChunk, check_can_generate
-from clearhead.model.kv_cache import ModelCache
 from clearhead.serve.errors import APIError
 from clearhead.serve.limits import Limits, Quota
 from clearhead.serve.metrics import Metrics
@@ -270,7 +269,7 @@ class BatchCapacity(NamedTuple):
         check_can_generate(model.config.model)
         parameter = next(model.net.parameters())
         max_length = min(model.net.context_length, limits.max_context_length)
-        bytes_per_sequence = max_length * _num_bytes(model.net.init_cache(1, 1))
+        bytes_per_sequence = max_length * cache_bytes_per_token(model)
         max_batch_size = limits.max_batch_size or min(
             max(1, DEFAULT_CACHE_BYTES // bytes_per_sequence),
             DEFAULT_SLOTS["cuda" if parameter.is_cuda else "cpu"],
@@ -278,7 +277,9 @@ class BatchCapacity(NamedTuple):
         return cls(max_batch_size, max_length, max_batch_size * bytes_per_sequence)
 
 
-def _num_bytes(cache: ModelCache) -> int:
+def cache_bytes_per_token(model: Model) -> int:
+    """Memory of the keys and values of one token."""
+    cache = model.net.init_cache(1, 1)
     return sum(layer.keys.nbytes + layer.values.nbytes for layer, _ in cache.layers)
 
 

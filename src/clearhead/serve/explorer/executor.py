@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
@@ -12,12 +12,13 @@ from fastapi import Request
 from clearhead.serve.errors import APIError, GoneError
 from clearhead.serve.explorer.forward_passes import Run, RunStore
 from clearhead.serve.explorer.requests import ExplorerRequest, RunRequest
-from clearhead.serve.limits import Limits
+from clearhead.serve.limits import Limits, Quota
 from clearhead.serve.openai import client_address
 from clearhead.serve.registry import LoadedModel, ModelRegistry
 from clearhead.serve.scheduler import ComputeThread, FairQueue, PendingCall
 
 MAX_THREADS = 2  # more would only compete for the same cores
+MAX_CACHE_BYTES = 1 << 30  # KV caches of all texts that are being generated for the page
 FINGERPRINT_HEADER = "x-model-fingerprint"
 
 T = TypeVar("T")
@@ -41,6 +42,7 @@ class ExplorerExecutor:
         self.runs = RunStore(limits.max_context_length)
         self.default_model = registry.names[0]
         self.queue = FairQueue[PendingCall[Any]](limits.max_queue)
+        self.cache_quota = Quota(MAX_CACHE_BYTES)
         self._lock = threading.Lock()  # guards the queue and the number of threads
         self._num_threads = 0
 
@@ -90,6 +92,25 @@ class ExplorerExecutor:
                 return self.queue.pop()
             self._num_threads -= 1
             return None
+
+    @contextmanager
+    def reserve_cache(self, num_bytes: int) -> Iterator[None]:
+        """Count a KV cache for the client; a text that needs more than half of all gets that."""
+        client = _client.get()
+        quota = self.cache_quota
+        num_bytes = min(num_bytes, quota.limit // 2)
+        if not quota.fits(client, num_bytes):
+            raise APIError(
+                "Too many texts are being generated. Try again when one of them has ended.",
+                429,
+                code="rate_limit_exceeded",
+                retry_after=1,
+            )
+        quota.acquire(client, num_bytes)
+        try:
+            yield
+        finally:
+            quota.release(client, num_bytes)
 
     async def run_steps(self, steps: Iterator[T | None]) -> T:
         """Run a generator until its first result; yields to other requests between steps."""

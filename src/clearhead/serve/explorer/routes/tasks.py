@@ -20,7 +20,7 @@ from clearhead.generate.chat import encode_chat
 from clearhead.generate.chat_template_process import render_chat_template
 from clearhead.generate.detokenizer import IncrementalDetokenizer
 from clearhead.generate.tasks import check_can_classify, classification_results
-from clearhead.generate.text_generation import TextChunk
+from clearhead.generate.text_generation import TextChunk, check_can_generate
 from clearhead.lens.tokens import token_labels
 from clearhead.serve.errors import JSONDict
 from clearhead.serve.explorer.executor import ExplorerExecutor
@@ -39,6 +39,7 @@ from clearhead.serve.explorer.routes.words import check_num_tokens
 from clearhead.serve.explorer.serialize import describe_tokens, finite_or_none
 from clearhead.serve.openai import FAIL_FAST, TokenIds, check_max_tokens
 from clearhead.serve.registry import LoadedModel
+from clearhead.serve.scheduler import cache_bytes_per_token
 
 MAX_OUTPUT_TOKENS = 128  # of a translation: larger trees cannot be drawn
 MAX_TOP_K = 50
@@ -417,19 +418,29 @@ async def _generation_events(
     num_tokens = 0
     finish_reason = ""
     async with executor.model_for(request) as loaded_model:
-        chunks = await executor.submit(_start_stream, executor.runs, loaded_model, request)
-        yield ""
-        try:
-            while (chunk := await executor.submit(next, chunks, None)) is not None:
-                yield _to_event("token", _token_event(loaded_model.model, chunk, num_tokens))
-                text += chunk.text
-                num_tokens += 1
-                finish_reason = chunk.finish_reason
-        except ClearheadError as error:
-            yield _to_event("error", {"message": str(error)})
-            return
+        model = loaded_model.model
+        with executor.reserve_cache(_cache_bytes(model, request)):
+            chunks = await executor.submit(_start_stream, executor.runs, loaded_model, request)
+            yield ""
+            try:
+                while (chunk := await executor.submit(next, chunks, None)) is not None:
+                    yield _to_event("token", _token_event(model, chunk, num_tokens))
+                    text += chunk.text
+                    num_tokens += 1
+                    finish_reason = chunk.finish_reason
+            except ClearheadError as error:
+                yield _to_event("error", {"message": str(error)})
+                return
     done = {"text": text, "num_tokens": num_tokens, "finish_reason": finish_reason}
     yield _to_event("done", done)
+
+
+def _cache_bytes(model: Model, request: GenerateRequest) -> int:
+    """At most the memory of the KV cache: a token of a text has at least one byte."""
+    check_can_generate(model.config.model)
+    prompt = request.text.encode() if request.ids is None else request.ids
+    num_tokens = min(model.net.context_length, len(prompt) + request.max_tokens)
+    return num_tokens * cache_bytes_per_token(model)
 
 
 def _start_stream(
