@@ -1,8 +1,8 @@
 """Compare the functions of a student's file with clearhead's own (`clearhead check`)."""
 
 import json
-import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +19,7 @@ from torch import Tensor
 from clearhead.errors import ClearheadError, suggest, suggest_file
 from clearhead.exercises.exercises import EXERCISES, Case, Exercise
 from clearhead.exercises.reference import RESULT, Result
+from clearhead.exercises.worker import to_argument
 
 Status = Literal["passed", "different", "failed", "not written", "not found"]
 Event = dict[str, Any]
@@ -27,6 +28,7 @@ RELATIVE_TOLERANCE = 1e-4  # of float32, with room for another order of summatio
 ABSOLUTE_TOLERANCE = 1e-4
 MAX_START_SECONDS = 120.0  # importing torch can be slow on a busy machine
 DEFAULT_TIME_LIMIT = 10.0
+MAX_TIME_LIMIT = 3600.0
 WORKER_MODULE = "clearhead.exercises.worker"
 
 
@@ -79,10 +81,16 @@ def iter_checks(
 ) -> Iterator[CheckResult]:
     """Check one function after another; those that the file does not define come last."""
     check_names(only)
-    if not 0 < time_limit < math.inf:
-        raise ClearheadError(f"the time limit must be a positive number, got {time_limit}.")
+    if not 0 < time_limit <= MAX_TIME_LIMIT:
+        raise ClearheadError(
+            f"the time limit must be a positive number up to {MAX_TIME_LIMIT:g}, got {time_limit}."
+        )
     if not Path(path).is_file():
         raise ClearheadError(f"{path} cannot be read: no such file{suggest_file(path)}.")
+    if Path(path).suffix == ".ipynb":
+        raise ClearheadError(
+            f"{path} is a notebook; convert it with `jupyter nbconvert --to script {path}`."
+        )
     if Path(path).suffix != ".py":
         raise ClearheadError(f"{path} is not a Python file; its name must end with .py.")
     wanted = list(only) or list(EXERCISES)
@@ -192,7 +200,7 @@ def _difference(name: str, expected: Result, actual: Event) -> str:
     values = _as_tensor(actual)
     if values is None:
         return f"{prefix}returned a list of {_kinds(actual)}, expected numbers"
-    wrong = ~_close(values, expected)
+    wrong = ~_close(values, expected.double())
     if not wrong.any():
         return ""
     index = tuple(wrong.nonzero()[0].tolist())
@@ -257,17 +265,24 @@ def _find_mistake(exercise: Exercise, cases: Sequence[Case], results: Sequence[E
     final = [*exercise.steps(cases[0])][-1]
     answers = [result.get("steps", {final: result}).get(final, {}) for result in results]
     for description, make_mistake in exercise.mistakes.items():
-        if _explains(make_mistake, cases, answers):
+        # They may overflow in float32 only.
+        if any(_explains(make_mistake, cases, answers, in_float32) for in_float32 in (False, True)):
             return f"the results are those of {description}."
     return ""
 
 
 @torch.no_grad()
 def _explains(
-    make_mistake: Callable[..., Result], cases: Sequence[Case], answers: Sequence[Event]
+    make_mistake: Callable[..., Result],
+    cases: Sequence[Case],
+    answers: Sequence[Event],
+    in_float32: bool,
 ) -> bool:
     for case, answer in zip(cases, answers, strict=True):
-        if not answer or _difference(RESULT, make_mistake(*case.arguments.values()), answer):
+        arguments = [*case.arguments.values()]
+        if in_float32:
+            arguments = [to_argument(value, as_tensors=True) for value in arguments]
+        if not answer or _difference(RESULT, make_mistake(*arguments), answer):
             return False
     return True
 
@@ -294,13 +309,15 @@ class _FileProcess:
         """Import the file and run these functions, in a new process."""
         self._stop()
         path = os.pathsep.join(filter(None, sys.path))
+        limit = str(self.time_limit)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", WORKER_MODULE, str(self.file), *names],
+                [sys.executable, "-P", "-m", WORKER_MODULE, str(self.file), limit, *names],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 encoding="utf-8",
                 env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # Ctrl-C interrupts only this process
             )
         except OSError as error:
             raise ClearheadError(f"cannot start a process: {error.strerror}.") from None
@@ -338,7 +355,8 @@ class _FileProcess:
 
     def _stop(self) -> None:
         if self._process is not None:
-            self._process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # and what the file has started
             self._process.wait()
             self._process = None
 

@@ -193,7 +193,11 @@ def _draw_tokens(draw: Draw) -> Arguments:
 
 def _draw_qkv(draw: Draw, n: int, m: int) -> Arguments:
     d = draw.size("d", 1, 6)
-    return {"q": draw.normal(n, d), "k": draw.normal(m, d), "v": draw.normal(m, d)}
+    arguments = {"q": draw.normal(n, d), "k": draw.normal(m, d), "v": draw.normal(m, d)}
+    if draw.random.random() < 0.3:
+        arguments["q"] *= 4096  # exp of a score overflows
+        draw.sizes["scores"] = "large"
+    return arguments
 
 
 def _draw_attention(draw: Draw) -> Arguments:

@@ -1,7 +1,7 @@
 """Common mistakes, by exercise: a description, and a function that makes the mistake.
 
-The functions take the arguments of the exercise, in float64, and return the wrong result. A
-description completes the sentence "the results are those of …".
+The functions take the arguments of the exercise and return the wrong result, in the precision of
+the arguments. A description completes the sentence "the results are those of …".
 """
 
 from collections import Counter
@@ -193,7 +193,7 @@ Attend = Callable[..., Tensor]
 
 def _causal(n: int, *, diagonal: int = 0) -> Tensor:
     allowed = torch.ones(n, n, dtype=torch.bool).tril(diagonal)
-    return torch.zeros(n, n, dtype=torch.float64).masked_fill(~allowed, -inf)
+    return torch.zeros(n, n).masked_fill(~allowed, -inf)
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, *, attend: Attend = _attend) -> Tensor:
@@ -229,6 +229,7 @@ ATTENTION: Mapping[str, Attend] = {
     ),
     "attention without softmax": partial(_attend, softmax=_no_softmax),
 }
+UNSTABLE = "softmax without subtracting the largest score of the row first, so that exp overflows"
 MASKED_ATTENTION: Mapping[str, Attend] = {
     **ATTENTION,
     "a mask after softmax, so that rows do not sum to 1; add it to the scores": partial(
@@ -367,7 +368,7 @@ def _swapped_streams(x: Tensor, encoder_output: Tensor, *weights: Any) -> Tensor
 
 def _causal_cross(x: Tensor, encoder_output: Tensor, *weights: Any) -> Tensor:
     allowed = torch.ones(len(x), len(encoder_output), dtype=torch.bool).tril()
-    mask = torch.zeros(allowed.shape, dtype=torch.float64).masked_fill(~allowed, -inf)
+    mask = torch.zeros(allowed.shape).masked_fill(~allowed, -inf)
     heads = partial(_many_heads, mask=mask)
     return heads(x, encoder_output, *weights)
 
@@ -693,7 +694,7 @@ def _length_without_eos(total: float, length: int) -> float:
 
 # --- all of them
 def _bool_mask(n: int) -> Tensor:
-    return torch.ones(n, n, dtype=torch.float64).tril()
+    return torch.ones(n, n).tril()
 
 
 def _finite_mask(n: int) -> Tensor:
@@ -773,8 +774,13 @@ MISTAKES: dict[str, Mistakes] = {
             if ("softmax" in name and "division" not in name) or "masked scores" in name
         },
     },
-    "attention": {**MASKED_ATTENTION, "attention that ignores the mask": _no_mask},
+    "attention": {
+        "attention that ignores the mask": _no_mask,
+        UNSTABLE: partial(_attend, softmax=_unstable_softmax),
+        **MASKED_ATTENTION,
+    },
     "masked_attention": {
+        UNSTABLE: partial(_masked, attend=partial(_attend, softmax=_unstable_softmax)),
         "attention without the causal mask": _no_mask,
         "a mask that hides the past; j ≤ i may be seen": _mask_of_past,
         "a mask that hides the token itself; j ≤ i may be seen": partial(

@@ -1,4 +1,6 @@
-"""The process that runs a student's file: `python -m clearhead.exercises.worker FILE NAME…`.
+"""The process that runs a student's file.
+
+`python -m clearhead.exercises.worker FILE SECONDS NAME…` calls these functions of the file.
 
 It writes one line of JSON per event to its standard output: `ready`, the `functions` of the file,
 and for each of them `started`, the result of each call, and `done`. What the file prints goes to
@@ -10,11 +12,13 @@ import importlib.util
 import inspect
 import json
 import os
+import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from math import ceil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,6 +31,7 @@ from clearhead.exercises.exercises import EXERCISES, Exercise
 
 MODULE_NAME = "clearhead_exercise_file"
 MAX_VALUES = 100_000
+ORPHAN_SECONDS = 10  # after the time limit, in case nobody ends this process
 MAX_ERROR_CHARS = 300
 MAX_SHOWN_FRAMES = 4
 
@@ -104,7 +109,8 @@ def to_json(value: Any) -> dict[str, Any]:
     except (ValueError, TypeError, RuntimeError):  # a ragged list, or tensors in a list
         array = np.asarray(None)
     if array.dtype.kind not in "fiu":
-        kind = "booleans" if array.dtype.kind == "b" else f"a value of type {type(value).__name__}"
+        kinds = {"b": "booleans", "c": "complex numbers"}
+        kind = kinds.get(array.dtype.kind, f"a value of type {type(value).__name__}")
         return {"unexpected": kind}
     shape = list(array.shape)
     if array.size > MAX_VALUES:
@@ -181,7 +187,10 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", RuntimeWarning)  # the check itself shows NaN and infinity
     path = Path(sys.argv[1])
+    max_seconds = ceil(float(sys.argv[2])) + ORPHAN_SECONDS
+    names = sys.argv[3:]
     send({"ready": True})
+    signal.alarm(max_seconds)  # ends this process if the one that started it was killed
     try:
         module = import_file(path)
     except BaseException as error:  # as in `call`
@@ -193,13 +202,16 @@ def main() -> None:
     found = find_functions(module, path, imports)
     send({"functions": functions, "found": found})
     for name in found:
-        if name in sys.argv[2:] or len(sys.argv) == 2:
+        if name in names:
             exercise = EXERCISES[name]
+            signal.alarm(0)
             cases = exercise.cases()
             send({"started": name})
             for case in cases:
                 arguments = [to_argument(value, as_tensors) for value in case.arguments.values()]
+                signal.alarm(max_seconds)
                 result = call(exercise, getattr(module, name), arguments, path)
+                signal.alarm(0)
                 send(result)
                 if not {"array", "list", "steps"} & result.keys():
                     break
