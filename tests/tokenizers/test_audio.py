@@ -164,7 +164,7 @@ def test_read_audio_decodes_at_most_one_extra_second(tmp_path: Path) -> None:
     torch.testing.assert_close(read, long.mean(1)[: heard + 8000])
 
 
-@pytest.mark.parametrize("samples", [[], [0.1, math.nan]])
+@pytest.mark.parametrize("samples", [[], [0.1, math.nan], [0.1, -math.inf], [1e30, 0.1]])
 def test_empty_or_nan_audio_is_rejected(samples: list[float], tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", np.array(samples, np.float32), 8000, subtype="FLOAT")
     with pytest.raises(ClearheadError, match=r"a\.wav is empty or contains NaN"):

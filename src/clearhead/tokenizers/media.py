@@ -177,6 +177,7 @@ def _image_from_array(array: NDArray[np.uint8]) -> Image.Image:
 MIN_FILE_SAMPLE_RATE = 1_000
 MAX_FILE_SAMPLE_RATE = 400_000
 BLOCK_SAMPLES = 1 << 16  # decoded and mixed to mono at a time
+MAX_SAMPLE = 1e12  # where full scale is 1; the power of larger ones would be infinite
 SILENCE_LEVEL = 1e-4  # of full scale (-80 dB); room noise is louder
 
 
@@ -254,8 +255,8 @@ def read_audio(path: str | Path, config: MelSpectrogram) -> Float[Tensor, " samp
             for start in range(0, max_samples, BLOCK_SAMPLES):
                 size = min(BLOCK_SAMPLES, max_samples - start)
                 block = audio.read(size, dtype="float32", always_2d=True)  # empty after the end
-                blocks.append(torch.from_numpy(block).mean(1))
-            samples = torch.cat(blocks)
+                blocks.append(block.mean(1))  # torch would wait for its threads
+            samples = torch.from_numpy(np.concatenate(blocks))
     except OSError as error:
         raise cannot_read(path, error) from None
     except (soundfile.SoundFileError, TypeError) as error:  # TypeError: headerless .raw
@@ -264,8 +265,8 @@ def read_audio(path: str | Path, config: MelSpectrogram) -> Float[Tensor, " samp
             f"{path} is not an audio file in a supported format "
             f"(WAV, FLAC, OGG or MP3): {str(reason).removesuffix('.')}."
         ) from None
-    if not len(samples) or not bool(samples.isfinite().all()):
-        raise ClearheadError(f"{path} is empty or contains NaN or infinite samples.")
+    if not len(samples) or not bool((samples.abs() < MAX_SAMPLE).all()):
+        raise ClearheadError(f"{path} is empty or contains NaN, infinite or huge samples.")
     return resample(samples, sample_rate, config.sample_rate)
 
 
