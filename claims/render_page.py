@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from claims import CLAIMS, RESULTS, Claim
+from claims import CLAIMS, RESULTS, ROFORMER_TABLE, Claim
 from clearhead.lab.experiment import BEST_LOSS, EXPERIMENT_FILE, Experiment, read_results
 from clearhead.lab.report import (
     describe_lengths,
@@ -19,7 +19,7 @@ from clearhead.lab.report import (
     plot_runs,
     results_table,
 )
-from clearhead.lab.stats import Summary, summarize
+from clearhead.lab.stats import Summary, mean, std, summarize
 from clearhead.train.report import to_svg
 
 PLOT_SIZE = (8.0, 4.0)
@@ -59,10 +59,25 @@ or without a name for all. The GLUE tasks start from the models of roformer-pret
 is generated from them."""
 
 
+TABLE_TITLE = "## RoFormer's Table 2"
+TABLE_TEXT = """*RoFormer beats BERT on three of six GLUE tasks (Su et al., 2021, Table 2).*
+
+The published numbers beside ours, in percent. Ours are of far smaller models with far less
+pre-training: means and standard deviations of three seeds, on the dev sets. So compare the two
+columns of ours with each other, not with the published ones."""
+TABLE_NOTE = """**The published columns are of different data.** BERT's numbers are those of its own
+paper: results on GLUE's hidden test sets, from the evaluation server (Devlin et al., 2019, Table
+1). RoFormer's are the best results on the validation sets (section 4.3.2). Both papers name F1 as
+the metric of QQP, but F1 on QQP's test set is much lower than on its validation set: fine-tuned
+again by others, BERT-base reaches [an F1 of 87.2 and an accuracy of 90.4 on the validation
+set](https://github.com/naver/claf/pull/15). So the largest difference of the table, 71.2 and 86.4
+on QQP, does not show that rotary positions are better."""
+
+
 def render_page(results: Path = RESULTS, figures: bool = True) -> str:
     """The page in Markdown; figures are inline SVG, which GitHub does not show."""
     summaries = {claim: read_summary(results / claim.name) for claim in CLAIMS}
-    parts = [INTRO, _overview(summaries)]
+    parts = [INTRO, _overview(summaries), *_roformer_table(summaries)]
     for claim, summary in summaries.items():
         parts += _section(claim, summary, results / claim.name, figures)
     return "\n\n".join(parts) + "\n"
@@ -81,6 +96,34 @@ def _overview(summaries: dict[Claim, Summary | None]) -> str:
         conclusion = (claim.conclusion or "no conclusion yet") if summary else "not tested yet"
         rows.append(f"| [{claim.name}](#{claim.name}) | {claim.claim} | {conclusion} |")
     return "\n".join(["| experiment | claim | result |", "|---|---|---|", *rows])
+
+
+def _roformer_table(summaries: dict[Claim, Summary | None]) -> Iterator[str]:
+    """The published results beside the means and standard deviations of our runs."""
+    by_name = {claim.name: summary for claim, summary in summaries.items()}
+    rows = [["task", "metric", "BERT", "RoFormer", "ours, learned", "ours, rotary"]]
+    for published in ROFORMER_TABLE:
+        summary = by_name.get(f"roformer-{published.task.lower()}")
+        ours = ["data not at hand"] * 2
+        if summary is not None:
+            metric = summary.experiment.metric
+            ours = [
+                _percent([run.metrics[metric] for run in row.runs if metric in run.metrics])
+                for row in summary.rows
+            ]
+        rows.append([published.task, published.metric, published.bert, published.roformer, *ours])
+    yield TABLE_TITLE
+    yield TABLE_TEXT
+    yield markdown_table(rows)
+    yield TABLE_NOTE
+
+
+def _percent(values: list[float]) -> str:
+    average = mean(values)
+    deviation = std(values)
+    if average is None or deviation is None:
+        return "–"
+    return f"{100 * average:.1f} ± {100 * deviation:.1f}"
 
 
 def _section(claim: Claim, summary: Summary | None, folder: Path, figures: bool) -> Iterator[str]:

@@ -209,6 +209,18 @@ def test_page_shows_results_and_untested_claims(results):
     assert f"torch {summary.experiment.provenance.torch_version}." in page
 
 
+def test_published_results_stand_beside_ours():
+    page = render_page.render_page(figures=False)
+    summary = render_page.read_summary(claims.RESULTS / "roformer-sst-2")
+    learned, rotary = (100 * row.mean for row in summary.rows)
+    row = next(line for line in page.splitlines() if line.startswith("| SST-2 |"))
+    assert row.startswith(f"| SST-2 | accuracy | 93.5 | 90.7 | {learned:.1f} ± ")
+    assert f" | {rotary:.1f} ± " in row
+    for task in ("QNLI", "QQP", "MNLI"):
+        row = next(line for line in page.splitlines() if line.startswith(f"| {task} |"))
+        assert row.endswith("| data not at hand | data not at hand |")
+
+
 def test_overview_shows_conclusions(results, monkeypatch):
     concluded = [
         replace(claim, conclusion="It held.") if claim.name == "tied" else claim
