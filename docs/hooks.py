@@ -37,7 +37,7 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
 
 def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
     """Link to executed notebooks; insert the benchmark tables and the figures of the claims."""
-    if page.file.src_uri == "tour/README.md":
+    if page.file.src_uri in ("tour/README.md", "lectures.md"):
         return markdown.replace(".ipynb)", ".md)")
     if page.file.src_uri == "benchmarks.md":
         return markdown.replace("<!-- tables -->", benchmark_tables())
