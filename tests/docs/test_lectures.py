@@ -1,4 +1,4 @@
-"""From the lecture to the command: every command runs, and every notebook section and stop exists."""
+"""From the lecture to the command: commands run, notebook sections and stops of the page exist."""
 
 import json
 import re
