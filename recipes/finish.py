@@ -1,8 +1,8 @@
 """Copy a finished run to the bundled models: python recipes/finish.py NAME RUN
 
-Saves the best checkpoint in bfloat16 (of word vectors, the 20,000 most frequent words) beside the
-card in src/clearhead/bundled/NAME. For `fill`, a newline is prepended to every text, because most
-training rows do not start with a new paragraph.
+Saves the best checkpoint in bfloat16 (of `words`, the 20,000 most frequent ones; `sentences` as
+distill.py saved it) beside the card in src/clearhead/bundled/NAME. For `fill`, a newline is
+prepended to every text, because most training rows do not start with a new paragraph.
 """
 
 import sys
@@ -42,7 +42,10 @@ def _save_vectors(run: Path, new: Path) -> None:
 
 
 def _save_model(name: str, run: Path, new: Path) -> None:
-    model = ch.load(run / "best", device="cpu", dtype="bfloat16")
+    if name == "sentences":
+        model = ch.load(run, device="cpu", dtype="stored")
+    else:
+        model = ch.load(run / "best", device="cpu", dtype="bfloat16")
     if name == "fill":
         assert model.tokenizer is not None
         newline = model.tokenizer.encode("\n")

@@ -1,15 +1,18 @@
 """Evaluate a bundled model and update its card: python recipes/measure.py NAME BUILD
 
-BUILD is the output folder of prepare.py; for words, the file of Google's analogies.
+BUILD is the output folder of prepare.py; for words, the file of Google's analogies; for sentences,
+labels/glue.tar.xz.
 """
 
 import math
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import clearhead as ch
+from clearhead.evaluate.metrics import spearman
 from clearhead.weights.bundled import BUNDLED_DIR, BUNDLED_NAMES
 from clearhead.weights.model_cards import update_card
 from clearhead.word_vectors.benchmark import evaluate_vectors
@@ -79,6 +82,8 @@ def measure(name: str, build: Path) -> list[dict[str, object]]:
     """The metrics of a model's card."""
     if name == "words":
         return [measure_analogies(build)]
+    if name == "sentences":
+        return [measure_similarity(build), measure_contrast("it"), measure_contrast("adjectives")]
     evaluation = EVALUATIONS[name]
     data = " ".join(f"build/{name}/{file}" for file in evaluation.files)
     command = f"clearhead evaluate {name} --data {data}"
@@ -103,6 +108,37 @@ def measure_analogies(questions: Path) -> dict[str, object]:
     command = "clearhead vectors words --benchmark questions-words.txt"
     interval = (accuracy - margin, accuracy + margin)
     return to_card("accuracy", accuracy, interval, dataset, command)
+
+
+def measure_similarity(archive: Path) -> dict[str, object]:
+    """Spearman correlation of cosines and human judgments, with Fieller's interval."""
+    with tarfile.open(archive) as tar:
+        (member,) = (name for name in tar.getnames() if name.endswith("STS-B/dev.tsv"))
+        file = tar.extractfile(member)
+        assert file is not None
+        rows = [line.split("\t") for line in file.read().decode().splitlines()]
+    columns = [rows[0].index(name) for name in ("sentence1", "sentence2", "score")]
+    first, second, scores = zip(*([row[i] for i in columns] for row in rows[1:]), strict=True)
+    model = ch.load("sentences")
+    cosines = (model.embed(list(first)) * model.embed(list(second))).sum(dim=-1)
+    correlation = spearman(cosines.numpy(), [float(score) for score in scores])
+    margin = Z_95 * math.sqrt(1.06 / (len(scores) - 3))
+    low, high = (math.tanh(math.atanh(correlation) + sign * margin) for sign in (-1, 1))
+    command = "python recipes/measure.py sentences DATA/labels/glue.tar.xz"
+    dataset = f"the {len(scores):,} pairs of STS-B's dev set"
+    return to_card("Spearman correlation", correlation, (low, high), dataset, command)
+
+
+def measure_contrast(contrast: str) -> dict[str, object]:
+    result = ch.lens.find_heads(ch.load("sentences"), contrast)
+    (layer, head), *_ = result.heads
+    effect, control, difference, low, high = result.values[0].tolist()
+    dataset = (
+        f"head {layer}.{head}, found by the contrast {contrast} and measured on "
+        f"{result.num_pairs} other pairs: {effect:.2f}, in the controls {control:.2f}"
+    )
+    command = f"clearhead see sentences --find-head {contrast}"
+    return to_card("difference of attention", difference, (low, high), dataset, command)
 
 
 def measure_unseen_speakers(build: Path) -> list[dict[str, object]]:
@@ -165,11 +201,24 @@ def example_classifications(model: ch.Model) -> list[tuple[str, str]]:
     ]
 
 
+def example_neighbors(model: ch.Model) -> list[tuple[str, str]]:
+    """For each text, the other text with the most similar vector."""
+    vectors = model.embed(list(TRANSLATION_TEXTS))
+    values, nearest = (vectors @ vectors.mT).fill_diagonal_(-1).max(dim=1)
+    return [
+        (text, f"{TRANSLATION_TEXTS[i]} ({cosine:.2f})")
+        for text, i, cosine in zip(
+            TRANSLATION_TEXTS, nearest.tolist(), values.tolist(), strict=True
+        )
+    ]
+
+
 EXAMPLES: dict[str, Callable[[ch.Model], list[tuple[str, str]]]] = {
     "story": example_stories,
     "en-de": example_translations,
     "fill": example_predictions,
     "mood": example_classifications,
+    "sentences": example_neighbors,
 }
 
 

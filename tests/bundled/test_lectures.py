@@ -11,7 +11,10 @@ from plural_pairs import DIRECTION, HUNDRED
 import clearhead as ch
 from clearhead.cli.demo import HEAD, LAYER, SENTENCE
 from clearhead.lens.attention import word_attention
-from clearhead.serve.explorer.example_inputs import MOVIE_REVIEWS
+from clearhead.lens.text_stack import TextStack
+from clearhead.lens.word_in_context import find_word
+from clearhead.serve.explorer.example_inputs import MOLE_SENTENCES as PAGE_SENTENCES
+from clearhead.serve.explorer.example_inputs import MOLE_SUBSTITUTES, MOVIE_REVIEWS
 from clearhead.weights.bundled import bundled_models
 
 pytestmark = pytest.mark.slow
@@ -146,7 +149,9 @@ def test_decoder_cannot_know_the_noun_at_it():
     assert tired.values[..., :-1].equal(wide.values[..., :-1])
 
 
-@pytest.mark.parametrize(("name", "separates"), [("fill", True), ("story", False)])
+@pytest.mark.parametrize(
+    ("name", "separates"), [("fill", True), ("sentences", True), ("story", False)]
+)
 def test_contexts_separate_the_vectors_of_mole_and_of_any_word(name, separates):
     """Not because mole has several senses: "thing" in the same sentences separates as well."""
     senses = [sense for sense, texts in MOLE_SENTENCES.items() for _ in texts]
@@ -157,6 +162,37 @@ def test_contexts_separate_the_vectors_of_mole_and_of_any_word(name, separates):
         assert abs(float(statistics[0, 2])) < 0.01
         low = float(statistics[-1, 3])
         assert low > 0.03 if separates else low < 0
+
+
+def test_substitutes_of_mole_suit_its_meanings():
+    """In the three sentences of the page; the vector of the best one is the most similar."""
+    sentences = load("sentences")
+    text_stack = TextStack(sentences)
+    name = f"blocks.{sentences.config.model.n_layers - 1}.resid_post"
+
+    def vector(text, word):
+        located = find_word(text_stack, word, text)
+        return sentences.watch([located.ids], [name])[name][0, located.word_positions].mean(dim=0)
+
+    best = []
+    for text in PAGE_SENTENCES:
+        words = ("mole", *MOLE_SUBSTITUTES)
+        mole, *others = (vector(text.replace("mole", word), word) for word in words)
+        cosines = torch.cosine_similarity(mole, torch.stack(others), dim=-1)
+        best.append(MOLE_SUBSTITUTES[cosines.argmax()])
+    assert best == ["rat", "gram", "tumor"]
+
+
+def test_sentence_vectors_are_similar_if_the_meanings_are():
+    texts = [
+        "A man is playing the guitar.",
+        "Somebody makes music.",
+        "The stock market fell sharply.",
+        "Share prices went down a lot.",
+    ]
+    vectors = load("sentences").embed(texts)
+    cosines = (vectors @ vectors.mT).fill_diagonal_(-1)
+    assert cosines.argmax(dim=1).tolist() == [1, 0, 3, 2]
 
 
 # L3.6: queries and keys as a look-up
@@ -240,6 +276,8 @@ def test_example_reviews_of_the_page_are_opposite_and_equally_long():
         ("story", "it", False),  # a decoder has not read tired or wide at "it"
         ("fill", "adjectives", False),
         ("fill", "it", False),
+        ("sentences", "adjectives", True),
+        ("sentences", "it", True),
     ],
 )
 def test_heads_do_what_the_captions_say(name, contrast, clear):

@@ -9,7 +9,16 @@ from clearhead.errors import ClearheadError, suggest
 from clearhead.weights.model_cards import ModelCard, read_card
 
 BUNDLED_DIR = Path(__file__).parents[1] / "bundled"
-BUNDLED_NAMES = ("story", "en-de", "fill", "mood", "digits", "spoken-digits", "words")
+BUNDLED_NAMES = (
+    "story",
+    "en-de",
+    "fill",
+    "mood",
+    "sentences",
+    "digits",
+    "spoken-digits",
+    "words",
+)
 
 
 def bundled_models() -> list[str]:
