@@ -151,10 +151,10 @@ def test_torch_solution_passes_in_float32():
 
 @pytest.mark.slow
 def test_failures_are_explained(capfd):
-    results = {r.function: r for r in ch.check(FOLDER / "faulty.py", time_limit=2)}
+    results = {r.function: r for r in ch.check(FOLDER / "faulty.py", time_limit=5)}
     expected = {
         "bpe": "a value of type str, expected the tokens",
-        "embed": "longer than 2 seconds (vocabulary=1",
+        "embed": "longer than 5 seconds (vocabulary=1",
         "positional_encoding": "expected the shape 1 × 2, got 2 × 2",
         "rotary": "raised IndexError: index 100",
         "softmax": "has the parameters (x), expected softmax(x, temperature=1.0)",
@@ -194,7 +194,7 @@ def test_unusable_files_are_errors(name, text, words, tmp_path):
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(ch.ClearheadError, match=words):
-        ch.check(tmp_path / name, time_limit=2)
+        ch.check(tmp_path / name, time_limit=5)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clearhead.config.presets import presets
 from clearhead.exercises import reference, template
-from clearhead.exercises.mistakes import MISTAKES, search, search_greedily
+from clearhead.exercises.mistakes import MISTAKES, merge_pair, search, search_greedily
 from clearhead.exercises.reference import RESULT, NextTokenModel, Result, Steps
 from clearhead.model.transformer import build_transformer
 
@@ -131,20 +131,25 @@ def _draw_words(draw: Draw) -> Arguments:
             "".join(draw.random.choices(LETTERS, k=draw.random.randint(2, 7))) for _ in "12345"
         ]
         corpus = [word for word in words for _ in range(draw.random.randint(1, 9))]
-        merges = reference.bpe_merges(corpus, num_merges)[RESULT]
-        if all(_is_unambiguous(corpus, list(merges[:i]), merges[i]) for i in range(len(merges))):
+        merges = reference.learn_merges(corpus, num_merges)
+        if _is_unambiguous(corpus, merges):
             draw.sizes["words"] = len(corpus)
             return {"words": corpus, "num_merges": len(merges)}
 
 
-def _is_unambiguous(corpus: list[str], merges: list[Any], following: object) -> bool:
-    texts = (reference.bpe(word, merges)[RESULT] for word in corpus)
-    counts = Counter(pair for tokens in texts for pair in pairwise(tokens)).most_common(2)
-    return counts[0][0] == following and (len(counts) == 1 or counts[0][1] > counts[1][1])
+def _is_unambiguous(words: list[str], merges: list[tuple[str, str]]) -> bool:
+    """Whether each merge is of the only most frequent pair."""
+    texts = [[*word] for word in words]
+    for pair in merges:
+        counts = Counter(pair for text in texts for pair in pairwise(text)).most_common(2)
+        if counts[0][0] != pair or (len(counts) == 2 and counts[0][1] == counts[1][1]):
+            return False
+        texts = [merge_pair(text, pair) for text in texts]
+    return True
 
 
 def _draw_word(draw: Draw) -> Arguments:
-    merges = reference.bpe_merges(**_draw_words(draw))[RESULT]
+    merges = reference.learn_merges(**_draw_words(draw))
     draw.sizes = {"num_merges": len(merges)}
     word = "".join(draw.random.choices(LETTERS, k=draw.size("letters", 1, 14)))
     return {"word": word, "merges": merges}
@@ -311,8 +316,10 @@ def _draw_beam_search(draw: Draw) -> Arguments:
             "max_tokens": max_tokens,
             "eos": vocabulary - 1,
         }
-        best = reference.beam_search(**arguments)[RESULT]
-        if best == search(**arguments) and (best != search_greedily(**arguments) or not is_hard):
+        best = search(**arguments)
+        if is_hard and best == search_greedily(**arguments):
+            continue
+        if best == reference.beam_search(**arguments)[RESULT]:
             return arguments
 
 

@@ -35,11 +35,11 @@ def _learn_merges(
         if not counts:
             break
         merges.append(counts.most_common(1)[0][0])
-        texts = [_merge(text, merges[-1]) for text in texts]
+        texts = [merge_pair(text, merges[-1]) for text in texts]
     return merges
 
 
-def _merge(tokens: list[str], pair: tuple[str, str], only_first: bool = False) -> list[str]:
+def merge_pair(tokens: list[str], pair: tuple[str, str], only_first: bool = False) -> list[str]:
     """Join a pair wherever it occurs, from left to right."""
     merged: list[str] = []
     position = 0
@@ -59,7 +59,7 @@ def _merge(tokens: list[str], pair: tuple[str, str], only_first: bool = False) -
 def _merge_only_first(word: str, merges: list[tuple[str, str]]) -> list[str]:
     tokens = [*word]
     for pair in merges:
-        tokens = _merge(tokens, pair, only_first=True)
+        tokens = merge_pair(tokens, pair, only_first=True)
     return tokens
 
 

@@ -53,10 +53,15 @@ class NextTokenModel:
 
 
 # --- tokens
-def bpe_merges(words: list[str], num_merges: int) -> Steps:
+def learn_merges(words: list[str], num_merges: int) -> list[tuple[str, str]]:
+    """The merges of a trained tokenizer."""
     tokenizer = Tokenizer.train_bpe(words, len(BYTE_CHARACTERS) + num_merges, special_tokens=())
     merges = json.loads(tokenizer.backend.to_str())["model"]["merges"]
-    return {RESULT: [(left, right) for left, right in merges]}
+    return [(left, right) for left, right in merges]
+
+
+def bpe_merges(words: list[str], num_merges: int) -> Steps:
+    return {RESULT: learn_merges(words, num_merges)}
 
 
 def bpe(word: str, merges: list[tuple[str, str]]) -> Steps:
