@@ -78,7 +78,7 @@ class UnknownWordError(ClearheadError, KeyError):
     __str__ = Exception.__str__  # a KeyError would print the repr of the message
 
 
-TOKENS_PER_BATCH = 256
+TOKENS_PER_BATCH = 128
 
 
 @dataclass(frozen=True)
