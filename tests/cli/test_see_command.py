@@ -46,6 +46,10 @@ def test_every_view_prints_and_saves(folders, what, tmp_path):
         )
 
 
+def test_positions_need_no_text(folders):
+    assert see(folders[0], "--what", "positions") == see(folders[0], "abc", "--what", "positions")
+
+
 def test_file_contains_all_heads_and_terminal_one(folders, tmp_path):
     see(folders[0], "abc", "--output", str(tmp_path / "x.csv"))
     assert (tmp_path / "x.csv").read_text().splitlines()[0] == "layer,head,query,key,pattern"

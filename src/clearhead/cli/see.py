@@ -59,7 +59,8 @@ def see(
     text: str = typer.Argument(
         None,
         metavar="[TEXT]",
-        help="The input text; of an encoder-decoder, the output. --find-head CONTRAST needs none.",
+        help="The input text; of an encoder-decoder, the output. --what positions and --find-head "
+        "CONTRAST need none.",
         show_default=False,
     ),
     what: str = typer.Option(
@@ -145,6 +146,8 @@ def see(
     }
     what = what or _implied_view(options)
     _check_options(what, [name for name, value in options.items() if value is not None])
+    if what == "positions":  # they are those of any text
+        text = text or ""
     _check_text(text, find_head)
     loaded = load(model)
     if find_head is not None and text is None:
