@@ -132,6 +132,14 @@ def test_rope_scaling_replaces_rope_parameters(tmp_path):
     )
 
 
+def test_sliding_layers_need_use_sliding_window(tmp_path):
+    """transformers fails on them, because it then drops the window."""
+    hf_model("qwen2-sliding-window").save_pretrained(tmp_path)
+    edit_config(tmp_path, use_sliding_window=False)
+    with pytest.raises(ch.ClearheadError, match="use_sliding_window = False"):
+        ch.load(tmp_path)
+
+
 def test_a_missing_sliding_window_is_the_default_of_transformers(tmp_path):
     hf_model("qwen2-sliding-window").save_pretrained(tmp_path)
     tree = json.loads((tmp_path / "config.json").read_text())

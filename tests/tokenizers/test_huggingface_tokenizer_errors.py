@@ -31,6 +31,7 @@ from tokenizer_folders import (
 
 from clearhead.errors import ClearheadError
 from clearhead.tokenizers.huggingface import read_hf_tokenizer
+from clearhead.tokenizers.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +141,19 @@ def test_llama_adds_bos_by_default(tmp_path: Path) -> None:
         != tokenizer(words).to_str_tokens(tokenizer(words).encode("the"))
         == ["·the"]
     )
+
+
+def test_prefix_space_of_qwen_is_refused_with_a_tokenizer_json(tmp_path: Path) -> None:
+    """Versions of transformers differ in whether it has an effect."""
+    Tokenizer.bytes().save(tmp_path / "tokenizer.json")
+    for prefix in (False, True):
+        options = {"tokenizer_class": "Qwen2TokenizerFast", "add_prefix_space": prefix}
+        write_files(tmp_path, {"tokenizer_config.json": options})
+        if not prefix:
+            assert read_hf_tokenizer(tmp_path, "qwen2").tokenizer
+            continue
+        with pytest.raises(ClearheadError, match="add_prefix_space"):
+            read_hf_tokenizer(tmp_path, "qwen2")
 
 
 DEEP = "[" * 100_000

@@ -307,6 +307,11 @@ def _apply_flags(backend: tk.Tokenizer, class_name: str, folder: TokenizerFolder
     """Apply the flags of tokenizer_config.json that win over tokenizer.json in transformers."""
     if class_name == "BertTokenizer" and isinstance(backend.normalizer, normalizers.BertNormalizer):
         backend.normalizer = _bert_normalizer(folder)
+    if class_name == "Qwen2Tokenizer" and folder.flag("add_prefix_space", False):
+        raise ClearheadError(
+            f"{folder.folder / TOKENIZER_CONFIG_FILE} has add_prefix_space = true, which is not"
+            f" supported for {class_name} with a {TOKENIZER_FILE}."
+        )
     if class_name in ("GPT2Tokenizer", "WhisperTokenizer") and isinstance(
         backend.pre_tokenizer, pre_tokenizers.ByteLevel
     ):

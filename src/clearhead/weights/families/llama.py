@@ -148,6 +148,8 @@ def _read_window(theirs: ConfigDict, ours: ConfigDict) -> None:
     is_sliding = set(layer_types) == {SLIDING}
     if is_sliding:
         _check_window(window)
+        if not use_window:  # transformers then has no window for these layers
+            raise unsupported_value("use_sliding_window", use_window, [True])
     ours["attention"]["sliding_window"] = (window or 0) if is_sliding else 0
 
 
