@@ -40,7 +40,7 @@ EXAMPLES = {
     ),
     "embed": (
         'clearhead embed story "A little cat sat on the mat."',
-        "clearhead embed minilm-l6 --input sentences.txt --output vectors.npy",
+        "clearhead embed sentences --input sentences.txt --output vectors.npy",
     ),
     "score": (
         'clearhead score story "The cat sat on the mat."',
