@@ -158,7 +158,7 @@ def test_failures_are_explained(capfd):
         "positional_encoding": "expected the shape 1 × 2, got 2 × 2",
         "rotary": "raised IndexError: index 100",
         "softmax": "has the parameters (x), expected softmax(x, temperature=1.0)",
-        "causal_mask": "returned booleans, expected n × n",
+        "causal_mask": "returned booleans, expected n × n numbers, 0 or −∞",
         "simple_attention": "ended the process",
         "attention": "z, row",
         "masked_attention": "raised SystemExit",

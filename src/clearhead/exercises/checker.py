@@ -85,6 +85,8 @@ def iter_checks(
         raise ClearheadError(
             f"the time limit must be a positive number up to {MAX_TIME_LIMIT:g}, got {time_limit}."
         )
+    if Path(path).is_dir():
+        raise ClearheadError(f"{path} is a folder; check one Python file at a time.")
     if not Path(path).is_file():
         raise ClearheadError(f"{path} cannot be read: no such file{suggest_file(path)}.")
     if Path(path).suffix == ".ipynb":

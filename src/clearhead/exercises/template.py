@@ -82,7 +82,7 @@ def causal_mask(n: int) -> Array:
     """Compute the causal mask, which is added to the scores.
 
     Equation: M(i, j) = 0 for j ≤ i, −∞ for j > i
-    Returns: n × n.
+    Returns: n × n numbers, 0 or −∞.
     """
     raise NotImplementedError
 
