@@ -203,3 +203,8 @@ def test_unusable_files_are_errors(name, text, words, tmp_path):
 def test_unusable_options_are_errors(options):
     with pytest.raises(ch.ClearheadError, match=r"attention|time limit"):
         ch.check(FOLDER / "faulty.py", **options)
+
+
+def test_a_folder_is_an_error(tmp_path):
+    with pytest.raises(ch.ClearheadError, match="folder"):
+        ch.check(tmp_path)
