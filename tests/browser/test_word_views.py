@@ -350,3 +350,21 @@ def test_softmax_of_typed_logits(predict):
     figure.get_by_label("Logits").fill("one, two")
     figure.get_by_label("Logits").press("Enter")
     figure.get_by_text("numbers separated by commas").wait_for()
+
+
+def test_soft_lookup_becomes_hard(page_on):
+    with page_on(MODEL) as visit:
+        page = visit.go("#view=attention&lookup=true").page
+
+        def weights():
+            cells = page.locator(".lookup [data-weight]").all()
+            return [float(cell.get_attribute("data-weight")) for cell in cells]
+
+        expected = ch.lens.softmax([8, 8, 8, 9, 8]).probabilities[0]
+        assert np.allclose(weights(), expected, atol=1e-6)
+        slide(visit, "lookup_sharpness", 10)
+        assert weights()[3] > 0.999
+        page.get_by_role("button", name="order_10?").click()
+        assert np.allclose(weights(), 0.2)
+        assert "not found" in page.locator(".lookup-table").inner_text()
+        assert not visit.complaints

@@ -8,7 +8,7 @@ import torch
 
 import clearhead as ch
 from clearhead.serve.explorer.forward_passes import RunStore
-from clearhead.serve.explorer.requests import RunRequest
+from clearhead.serve.explorer.requests import Edit, RunRequest
 from clearhead.serve.explorer.routes.activations import describe_block
 from clearhead.serve.registry import ModelRegistry
 
@@ -84,9 +84,15 @@ def test_top_neurons_have_the_largest_outputs(kind):
     assert all(len(one["words"]) == 3 for one in shown["top"])
 
 
-def test_edits_are_visible_in_the_block():
-    from clearhead.serve.explorer.requests import Edit
+@pytest.mark.parametrize("kind", ["decoder", "post", "llama"])
+def test_feed_forward_of_one_token_needs_no_other(kind):
+    """Unless an edit changes its output."""
+    assert describe_block(a_run(kind), 1, 2, False)["neurons"]["alone_difference"] < 1e-5
+    edited = a_run(kind, [Edit(name="blocks.1.ffn.out")])
+    assert describe_block(edited, 1, 2, False)["neurons"]["alone_difference"] > 1e-3
 
+
+def test_edits_are_visible_in_the_block():
     rows = numbers(
         describe_block(a_run("decoder", [Edit(name="blocks.1.ffn.out")]), 1, 0, False)["residual"]
     )

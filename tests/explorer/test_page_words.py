@@ -9,6 +9,7 @@ import torch
 
 import clearhead as ch
 from clearhead.lens.text_stack import TextStack
+from clearhead.model.positions import Sinusoidal
 from clearhead.serve import registry
 from clearhead.serve.explorer.executor import ExplorerExecutor
 from clearhead.serve.explorer.routes import words
@@ -460,3 +461,26 @@ def test_nan_weights_are_reported(client):
     assert "weights" in error(
         client, "/api/vectors", model="broken", expression="king - man + woman"
     )
+
+
+def test_positions_2_and_50_as_curves(client):
+    curves = request(client, "/api/positions", model="rotary", num_positions=8)["curves"]
+    expected = Sinusoidal(32, "interleaved").embed(torch.tensor([[2, 50]]), torch.float32)[0]
+    assert list(curves) == ["sinusoidal"]
+    np.testing.assert_allclose(numbers(curves["sinusoidal"]), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["decoder", "rotary"])
+def test_scores_of_a_phrase_that_stands_later(client, name):
+    texts = {"text": "I walk my dog every day", "other": "every single day I walk my dog"}
+    response = request(client, "/api/positions/phrase", model=name, layer=0, head=1, **texts)
+    expected = ch.lens.phrase_shift(MODELS[name], *texts.values(), layer=0, head=1)
+    for view, values in zip(response["texts"], expected.values, strict=True):
+        np.testing.assert_allclose(numbers(view), values, atol=1e-5)
+    assert (response["largest_difference"] < 1e-4) == (name == "rotary")
+
+
+def test_parameters_are_counted_part_by_part(client):
+    groups = client.get("/api/models/decoder/parameters").json()
+    assert sum(group["count"] for group in groups) == MODELS["decoder"].num_parameters()
+    assert groups[0]["formula"] == "|V| × d"

@@ -17,6 +17,7 @@ PRONOUN_SENTENCE = "Lily gave Tim her ball. He was happy, and she"
 PRONOUN_COMPARISON = "Tim gave Lily his ball. She was happy, and he"
 FLUFFY_SENTENCE = "a fluffy blue creature roamed the verdant forest"
 CHICKEN_SENTENCE = "The chicken didn't cross the road because it was too {}"
+SHARED_PHRASE = ("I walk my dog every day", "every single day I walk my dog")
 DEFAULT_PROMPT = "thanks for all the"
 MOVIE_REVIEWS = ("A warm, funny film with a heart.", "A cold, empty film with no heart.")
 QUEEN_SENTENCE = "The king and the queen had a daughter."
@@ -74,6 +75,7 @@ def example_inputs(model: Model) -> JSONDict:
         "pronouns": [
             encodable_text(model, text) for text in (PRONOUN_SENTENCE, PRONOUN_COMPARISON)
         ],
+        "shared_phrase": [encodable_text(model, text) for text in SHARED_PHRASE],
         "prompt": encodable_text(model, DEFAULT_PROMPT),
         "context_texts": [
             encodable_text(model, text, is_source=has_encoder) for text in MOLE_SENTENCES

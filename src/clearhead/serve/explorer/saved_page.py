@@ -222,7 +222,7 @@ def _model_requests(
     is_source = "source" in body
     text = body.get("source" if is_source else "text", "")
     views = card["views"]
-    paths = ["vocabulary", "sampling", "embedding-matrix"]
+    paths = ["vocabulary", "sampling", "embedding-matrix", "parameters"]
     if card["reads_text"] and card["num_parameters"] <= MAX_MEASURED_PARAMETERS:
         paths += ["senses", *(f"contrasts/{name}" for name in contrast_names())]
     last_tokens = run["source_tokens" if is_source else "tokens"][-2:]
@@ -230,12 +230,14 @@ def _model_requests(
     for answer in run["top"][:1]:
         paths.append(f"embedding-rows?ids={answer['id']}&unembedding=true")
     max_offset = card["context_length"] - len(run["tokens"])
+    phrase, other_text = card["examples"]["shared_phrase"]
     context: JSONDict = {"word": "mole", "texts": card["examples"]["context_texts"]}
     substitutes = card["examples"]["substitutes"]
     posts: list[tuple[str, JSONDict]] = [
         ("tokenize", {"text": text, "source": is_source}),
         ("positions", {"num_positions": max(2, min(32, card["context_length"]))}),
         ("positions/reverse", {"text": text}),
+        ("positions/phrase", {"text": phrase, "other": other_text, "layer": 0, "head": 0}),
         ("positions/shift", {"text": text, "offset": max(1, min(DEFAULT_OFFSET, max_offset))}),
         ("context", context),
         ("context/substitute", {**context, "substitutes": substitutes, "layer": -1}),

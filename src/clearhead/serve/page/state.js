@@ -21,7 +21,13 @@ let defaultValues = {
 	patch_from: "",
 	pins: [],
 };
-const FLOAT_KEYS = ["temperature", "top_p", "length_penalty", "typed_temperature"]; // other numbers are natural or their default
+const FLOAT_KEYS = [
+	"temperature",
+	"top_p",
+	"length_penalty",
+	"typed_temperature",
+	"lookup_sharpness",
+]; // other numbers are natural or their default
 const EDIT_OPS = ["ablate", "mean_ablate", "scale", "patch"];
 // Keys that are reset when the model changes, and when the text changes:
 const modelKeys = [

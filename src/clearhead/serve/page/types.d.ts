@@ -94,6 +94,7 @@ interface Examples {
 	attention_tokens: [number, number] | null;
 	coreference: [string, string];
 	pronouns: [string, string];
+	shared_phrase: [string, string];
 	context_texts: string[];
 	substitutes: string[];
 	file: { name: string; data: string } | null;

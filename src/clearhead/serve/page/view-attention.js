@@ -18,6 +18,7 @@ import {
 import { button, buttonGroup, numberSelect, selectBox } from "ch/controls";
 import { formatNumber, formatPercent } from "ch/format";
 import { lockedIndex } from "ch/inspector";
+import { lookupFigure } from "ch/lookup";
 import { CONTRASTS, contrastResult } from "ch/measurements";
 import {
 	getArray,
@@ -37,6 +38,7 @@ registerDefaults({
 	scale_scores: true,
 	anatomy: false,
 	simplest: false,
+	lookup: false,
 	hypothesis: "",
 	score_heads: false,
 	compare_text: "",
@@ -59,22 +61,26 @@ export default {
 		const { isMasked } = attentionMask(card, selection.part);
 		context.highlight.viewStrip = selection.part === "encoder" ? "key" : "query";
 		const figures = headFigures(context, selection, isMasked); // requested first: the main figure
-		const toggle = ({ target: { open } }) =>
-			open !== context.state.anatomy && context.set({ anatomy: open }, { replace: true });
-		const toggleSimplest = ({ target: { open } }) =>
-			open !== context.state.simplest && context.set({ simplest: open }, { replace: true });
+		const toggle =
+			(key) =>
+			({ target: { open } }) =>
+				open !== context.state[key] && context.set({ [key]: open }, { replace: true });
 		return html`${presets(context)} ${hypothesisSection(context)}
 			<div class="heads">
 				${headsFigure(context, selection)}
 				<div>${headControls(context, selection)}${figures}</div>
 			</div>
-			<details class="apart" ?open=${state.anatomy} @toggle=${toggle}>
+			<details class="apart" ?open=${state.anatomy} @toggle=${toggle("anatomy")}>
 				<summary><h2>How this head computes its pattern</h2></summary>
 				${state.anatomy ? attentionSteps(context, selection, isMasked) : nothing}
 			</details>
-			<details class="apart simplest" ?open=${state.simplest} @toggle=${toggleSimplest}>
+			<details class="apart simplest" ?open=${state.simplest} @toggle=${toggle("simplest")}>
 				<summary><h2>The simplest attention, without queries, keys and values</h2></summary>
 				${state.simplest ? simplestFigures(context, selection, isMasked) : nothing}
+			</details>
+			<details class="apart lookup-table" ?open=${state.lookup} @toggle=${toggle("lookup")}>
+				<summary><h2>Queries, keys and values: a look-up, hard and soft</h2></summary>
+				${state.lookup ? lookupFigure(context) : nothing}
 			</details>`;
 	},
 };

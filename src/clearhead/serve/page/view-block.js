@@ -225,12 +225,8 @@ function normFigure(run, { path, token }, norm, card) {
 	</ch-figure>`;
 }
 
-function neuronsFigure(
-	context,
-	run,
-	{ path, token, neurons: { rows, max, top, active_fraction, positive_fraction } },
-	card,
-) {
+function neuronsFigure(context, run, { path, token, neurons }, card) {
+	const { rows, max, top, active_fraction, positive_fraction } = neurons;
 	const note = card.activation.startsWith("relu")
 		? `${(100 * active_fraction).toFixed(0)}% of ${formatCount(rows.post.data.length)} neurons are active; the others are exactly 0.`
 		: `${(100 * positive_fraction).toFixed(0)}% of ${formatCount(rows.post.data.length)} neurons are positive before the activation.`;
@@ -261,6 +257,13 @@ function neuronsFigure(
 				</p>
 			</div>
 		</div>
+		<p>
+			The same network for every token: given the vector of this token alone, without the others,
+			its output differs by at most
+			<b data-fact="alone" data-value=${neurons.alone_difference}
+				>${formatNumber(neurons.alone_difference)}</b
+			>.
+		</p>
 		<div class="strips">
 			${Object.entries(rows).map(([name, values]) => vectorStrip({ gate: "gate", up: card.is_gated ? "up" : "before", post: "after" }[name], values, max, { name: `${path}.ffn.${name}`, run: run.id, token, hint: `${path}.ffn.${name}` }))}
 		</div>

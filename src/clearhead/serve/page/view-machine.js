@@ -3,8 +3,8 @@
 import { html, nothing, svg } from "lit-html";
 import { decodeView } from "ch/api";
 import { button } from "ch/controls";
-import { formatNumber, formatPercent } from "ch/format";
-import { getJson } from "ch/requests";
+import { formatCount, formatNumber, formatPercent } from "ch/format";
+import { getJson, modelUrl, renderResource } from "ch/requests";
 import { registerDefaults } from "ch/state";
 
 registerDefaults({ expanded: false });
@@ -62,7 +62,8 @@ export default {
 					${stackFigure(context, false, relativeNorms(norms.value, token), editedShares(false, token))}
 				</div>
 				${blockPanel(context)}
-			</div>`;
+			</div>
+			${parametersFigure(card)}`;
 	},
 };
 
@@ -237,6 +238,55 @@ function foldedBlocks(x, y, count, onClick) {
 	return svg`<g class="part open" tabindex="0" role="button" aria-label=${`${count} more blocks`} @click=${onClick} @keydown=${(event) => event.key === "Enter" && onClick()}>
     <rect x=${x - 80} y=${y - 42} width="160" height="30" rx="15"></rect><text class="name" x=${x} y=${y - 23}>${count} more blocks</text></g>`;
 }
+
+/** All parameters, part by part; each matrix in row form and in column form. */
+function parametersFigure(card) {
+	const result = getJson(`${modelUrl(card.name)}/parameters`, "parameters");
+	return html`<ch-figure
+		.caption=${"Parameters, part by part"}
+		.noExport=${true}
+		.note=${"Row form multiplies from the left, x W; column form from the right, W x, with each matrix transposed: there the embeddings are the columns of W_E. d = d_model, |V| = size of the vocabulary."}>
+		${renderResource(
+			result,
+			(groups) =>
+				html`<div class="scroll">
+					<table class="numbers parameters">
+						<thead>
+							<tr>
+								${["part", "symbol", "row form", "column form", "layers", "parameters"].map((name) => html`<th scope="col">${name}</th>`)}
+							</tr>
+						</thead>
+						<tbody>
+							${groups.map(
+								(group) =>
+									html`<tr>
+										<th scope="row">${group.part}</th>
+										<td>${group.symbol}</td>
+										<td>${shapeText(group.formula, group.shape)}</td>
+										<td>
+											${shapeText(group.formula.split(" × ").reverse().join(" × "), group.shape.toReversed())}
+										</td>
+										<td>${group.layers}</td>
+										<td>${group.count ? formatCount(group.count) : "shared"}</td>
+									</tr>`,
+							)}
+						</tbody>
+						<tfoot>
+							<tr>
+								<th scope="row" colspan="5">total</th>
+								<td data-total>
+									${formatCount(groups.reduce((sum, { count }) => sum + count, 0))}
+								</td>
+							</tr>
+						</tfoot>
+					</table>
+				</div>`,
+		)}
+	</ch-figure>`;
+}
+
+const shapeText = (formula, shape) =>
+	html`${formula} <span class="hint">${shape.join(" × ")}</span>`;
 
 /** Edits and facts of the selected block. */
 function blockPanel({ card, run, state, set }) {

@@ -2,8 +2,9 @@
 
 import { html, nothing, svg } from "lit-html";
 import * as api from "ch/api";
+import { selectedHead } from "ch/attention";
 import "ch/charts";
-import { button, selectBox, slider } from "ch/controls";
+import { button, numberSelect, selectBox, slider, textInput } from "ch/controls";
 import { formatNumber } from "ch/format";
 import {
 	currentInput,
@@ -16,7 +17,12 @@ import {
 } from "ch/requests";
 import { registerDefaults } from "ch/state";
 
-registerDefaults({ num_positions: 32, offset: 4 });
+registerDefaults({
+	num_positions: 32,
+	offset: 4,
+	phrase_text: "", // empty: the examples of the model's card
+	phrase_other: "",
+});
 const POSITION_AXES = ["position", "dimension"];
 const TOKEN_AXES = ["token", "dimension"];
 const PAIR_AXES = ["position", "other"];
@@ -45,9 +51,82 @@ function template(context) {
 	return html`<div class="row">
 			${slider("Positions", { min: 8, max: Math.min(card.context_length, 256), step: 8, value: body.num_positions }, (num_positions) => set({ num_positions }, { replace: true }))}
 		</div>
-		${renderResource(result, (value) => schemeFigures(value))} ${sumFigure(context)}
-		${result.value ? rotaryFigure(context, result.value) : nothing} ${orderFigure(context)}
-		${shiftFigure(context)}`;
+		${renderResource(result, (value) => html`${schemeFigures(value)}${curvesFigure(value)}`)}
+		${sumFigure(context)} ${result.value ? rotaryFigure(context, result.value) : nothing}
+		${orderFigure(context)} ${shiftFigure(context)} ${phraseFigure(context)}`;
+}
+
+/** Positions 2 and 50 as curves over the dimensions. */
+function curvesFigure({ scheme, curves }) {
+	return Object.entries(curves).map(
+		([name, view]) =>
+			html`<ch-figure
+				.caption=${`Positions ${view.axes[0].labels.join(" and ")} as curves: ${name === "own" ? scheme : name}`}
+				.noExport=${true}
+				.badge=${name === "own" ? "yours" : "for comparison"}
+				.note=${"Rows of the heat map: the vector of each position over its dimensions."}>
+				<ch-line-chart
+					.series=${curveSeries(view)}
+					.xName=${"dimension"}
+					.valueName=${"value"}
+					.label=${`position vectors as curves, ${name}`}></ch-line-chart>
+			</ch-figure>`,
+	);
+}
+
+const curveSeries = (view) =>
+	memoize(view, "curves", () => {
+		const { values, shape, axes } = decodedView(view);
+		return axes[0].labels.map((label, row) => ({
+			label: `pos ${label}`,
+			kind: row ? "dashed" : "",
+			points: Array.from({ length: shape[1] }, (_, i) => [i, values[row * shape[1] + i]]),
+		}));
+	});
+
+/** Words that two texts share, at different positions: their scores in one head (L2.4). */
+function phraseFigure({ card, state, set }) {
+	if (card.architecture === "encoder-decoder" || !card.reads_text) return nothing;
+	const { layer, head } = selectedHead(state, card);
+	const text = state.phrase_text || card.examples.shared_phrase[0];
+	const other = state.phrase_other || card.examples.shared_phrase[1];
+	const body = { model: card.name, text, other, layer, head };
+	const result = postJson("positions/phrase", body, "phrase");
+	return html`<ch-figure
+		.caption=${"The same words, later"}
+		.noExport=${true}
+		.note=${"In layer 0, relative and rotary positions give equal scores; absolute ones do not. In later layers the words have read what precedes them."}>
+		<div class="row">
+			${textInput("Text", text, (phrase_text) => set({ phrase_text }))}
+			${textInput("Other text", other, (phrase_other) => set({ phrase_other }))}
+			${numberSelect("Layer", card.n_layers, layer, (to) => set({ layer: to }))}
+			${numberSelect("Head", card.n_heads, head, (to) => set({ head: to }))}
+		</div>
+		${renderResource(
+			result,
+			({ texts, starts, difference, largest_difference: largest }) =>
+				html`<p>
+						The scores of this head differ by up to <b>${formatNumber(difference)}</b>, those of any
+						head of the layer by up to <b>${formatNumber(largest)}</b>.
+					</p>
+					<div class="columns">
+						${texts.map(
+							(view, i) =>
+								html`<div>
+									<h3>scores ${starts[i]}</h3>
+									<ch-heatmap
+										.values=${viewMatrix(view)}
+										.rowLabels=${view.axes[0].labels}
+										.colLabels=${view.axes[1].labels}
+										.signed=${true}
+										.label=${`scores ${starts[i]}`}
+										.valueName=${"score"}
+										.axes=${ATTENTION_AXES}></ch-heatmap>
+								</div>`,
+						)}
+					</div>`,
+		)}
+	</ch-figure>`;
 }
 
 /** The model's own scheme next to others for comparison. */

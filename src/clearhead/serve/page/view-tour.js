@@ -123,6 +123,22 @@ const CHAPTERS = [
 				text: "Sines and cosines of decreasing frequency, like the bits of a binary counter, which flip at halving rates.",
 			},
 			{
+				id: "L2.3a",
+				view: "position",
+				title: "Positions as curves",
+				target: "as curves",
+				text: "The vectors of positions 2 and 50, dimension by dimension: the fast waves on the left tell neighbors apart, the slow ones on the right tell far positions apart.",
+			},
+			{
+				id: "L2.4a",
+				view: "position",
+				title: "The same words, later",
+				changes: (card) =>
+					readsOneText(card) ? { phrase_text: "", phrase_other: "", layer: 0 } : null,
+				target: "The same words, later",
+				text: "“I walk my dog every day” and “every single day I walk my dog” have the same words, shifted. With relative or rotary positions their scores in layer 0 are equal; with absolute ones they are not.",
+			},
+			{
 				id: "L2.4",
 				view: "position",
 				title: "Only distance matters",
@@ -178,6 +194,14 @@ const CHAPTERS = [
 				changes: (card) => ({ ...attentionText(card), anatomy: true, lines: false }),
 				target: ".apart",
 				text: "Each query (q) is compared with each key (k); divided by √d and through a softmax, this gives the weight of each value (v).",
+			},
+			{
+				id: "L3.3a",
+				view: "attention",
+				title: "A look-up, hard and soft",
+				changes: () => ({ lookup: true, lookup_query: "order_104", lookup_sharpness: 1 }),
+				target: ".lookup-table",
+				text: "A key-value store finds order_104 by an equal key. A soft look-up compares the query with all keys and answers with a mixture of their values; the sharper, the closer to the hard one. Attention is a soft look-up.",
 			},
 			{
 				id: "L3.4",
@@ -241,24 +265,30 @@ const CHAPTERS = [
 				view: "machine",
 				title: "The residual stream",
 				target: "main figure",
-				text: "Each token's vector flows upward, and every component adds to it. Thicker branches add more, measured on your text. Only attention moves information between tokens.",
+				text: "Each token's vector flows upward, and every component adds to it. Thicker branches add more, measured on your text. Only attention moves information between tokens (Elhage et al., A Mathematical Framework for Transformer Circuits, 2021).",
 			},
 			{
 				id: "L4.2",
 				view: "block",
 				title: "Feed-forward",
 				target: "neuron activations",
-				text: "The same small network for every token separately: up projection, activation, down projection. The dots are the neurons of your model.",
+				text: "The same small network for every token separately: up projection, activation, down projection. As in class, attention is the discussion, and this is each student's own assignment after it. The dots are the neurons of your model.",
 			},
 			{
 				id: "L4.3",
 				view: "block",
 				title: "Layer norm",
 				target: "Norm",
-				text: ({ norm }) =>
-					norm === "rmsnorm"
-						? "Per vector: divide by the root mean square, then scale. LayerNorm also subtracts the mean and adds a shift. σ is that of the selected token."
-						: "Per vector: subtract the mean, divide by the standard deviation, scale and shift. μ and σ are those of the selected token.",
+				text: ({ norm, norm_position: position }) =>
+					`${
+						norm === "rmsnorm"
+							? "Per vector: divide by the root mean square, then scale. LayerNorm also subtracts the mean and adds a shift. σ is that of the selected token."
+							: "Per vector: subtract the mean, divide by the standard deviation, scale and shift. μ and σ are those of the selected token."
+					} ${
+						position === "pre"
+							? "This model is pre-norm, x + f(norm(x)); that of 2017 was post-norm, norm(x + f(x))."
+							: "This model is post-norm, norm(x + f(x)), as in 2017; most are pre-norm today, x + f(norm(x))."
+					}`,
 			},
 			{
 				id: "L4.4",
@@ -266,6 +296,13 @@ const CHAPTERS = [
 				title: "A stack of blocks",
 				target: "main figure",
 				text: "The same architecture and width in every block; only the weights differ.",
+			},
+			{
+				id: "L4.4a",
+				view: "machine",
+				title: "Counting parameters",
+				target: "Parameters, part by part",
+				text: "Each matrix with its shape in row form and in column form: the embedding matrix is |V| × d, or d × |V|, where each column is a token.",
 			},
 		],
 	},

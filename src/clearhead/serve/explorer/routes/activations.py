@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from clearhead import config as c
 from clearhead.errors import ClearheadError
+from clearhead.hooks import NoHooks
 from clearhead.lens.argument_checks import check_layer, check_token
 from clearhead.lens.attention import HEAD_SCORES, score_heads, simple_attention
 from clearhead.lens.circuits import detach_weight, unembedding_matrix
@@ -317,6 +318,7 @@ def _describe_neurons(
         words = _top_words(trace, post[top, None] * down[top])
     return {
         "view": view_to_dict(_vectors_view(neurons, "neuron", "neuron activations")),
+        "alone_difference": _difference_alone(vectors, block, trace),
         "active_fraction": float((post != 0).float().mean()),
         "positive_fraction": float((before > 0).float().mean()),
         "top": [
@@ -324,6 +326,15 @@ def _describe_neurons(
             for i, neuron_words in zip(top, words, strict=True)
         ],
     }
+
+
+def _difference_alone(vectors: dict[str, Tensor], block: Block, trace: Trace) -> float | None:
+    """The largest difference of ffn.out if the layer gets this token without the others."""
+    parameter = next(trace.model.net.parameters())
+    with torch.no_grad():
+        token = vectors["ffn.in"].to(parameter)
+        alone = block.ffn(token[None, None], NoHooks())[0, 0].float().cpu()
+    return finite_or_none(float((alone - vectors["ffn.out"]).abs().max()))
 
 
 def _top_words(trace: Trace, outputs: Tensor) -> list[list[str]]:

@@ -4,6 +4,7 @@ from fastapi import APIRouter
 
 from clearhead import config as c
 from clearhead.api import Model
+from clearhead.lens.parameters import parameters
 from clearhead.lens.tokens import output_labels
 from clearhead.serve.errors import JSONDict
 from clearhead.serve.explorer.example_inputs import example_file, example_inputs
@@ -43,6 +44,12 @@ def model_routes(executor: ExplorerExecutor) -> APIRouter:
             tokenizer = loaded_model.model.tokenizer
             return await executor.submit(output_labels, config, tokenizer, range(num_outputs))
 
+    @router.get("/{name}/parameters")
+    async def parameter_counts(name: str) -> list[JSONDict]:
+        """Number of parameters, part by part, with shapes in row form."""
+        async with executor.use_model(name) as loaded_model:
+            return await executor.submit(count_parameters, loaded_model.model)
+
     @router.get("/{name}/sampling")
     async def sampling(name: str) -> JSONDict:
         """What sampling needs besides logits: vocabulary size, suppressed and end tokens."""
@@ -58,6 +65,20 @@ def model_routes(executor: ExplorerExecutor) -> APIRouter:
             }
 
     return router
+
+
+def count_parameters(model: Model) -> list[JSONDict]:
+    return [
+        {
+            "part": group.part,
+            "symbol": group.symbol,
+            "formula": group.formula,
+            "shape": group.shape,
+            "layers": group.layers,
+            "count": group.count,
+        }
+        for group in parameters(model).groups
+    ]
 
 
 # Cards

@@ -1,5 +1,7 @@
 """Positions (L2): the model's own scheme, others for comparison, and shifted or reversed texts."""
 
+from collections.abc import Sequence
+
 import torch
 from fastapi import APIRouter
 from pydantic import Field
@@ -10,6 +12,8 @@ from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.hooks import Recorder, force_eager
 from clearhead.lens.position_encodings import (
+    phrase_shift,
+    position_curves,
     position_shift,
     position_similarity,
     positional_encodings,
@@ -24,6 +28,7 @@ from clearhead.serve.explorer.executor import ExplorerExecutor
 from clearhead.serve.explorer.requests import ExplorerRequest
 from clearhead.serve.explorer.serialize import view_to_dict
 
+CURVE_POSITIONS = (2, 50)
 MAX_TOKENS = 128  # longer texts are truncated before they are shifted or reversed
 
 
@@ -34,6 +39,13 @@ class PositionsRequest(ExplorerRequest):
 class ShiftRequest(ExplorerRequest):
     text: str
     offset: int = Field(1, ge=1, le=4096)
+
+
+class PhraseRequest(ExplorerRequest):
+    text: str
+    other: str
+    layer: int = 0
+    head: int = 0
 
 
 class ReverseRequest(ExplorerRequest):
@@ -51,6 +63,13 @@ def position_routes(executor: ExplorerExecutor) -> APIRouter:
     async def shift(request: ShiftRequest) -> JSONDict:
         """Changes of activations when all positions are shifted."""
         return await executor.call(request, shift_text, request.text, request.offset)
+
+    @router.post("/phrase")
+    async def phrase(request: PhraseRequest) -> JSONDict:
+        """Scores of one head among the words that two texts share at different positions."""
+        return await executor.call(
+            request, compare_phrase, request.text, request.other, request.layer, request.head
+        )
 
     @router.post("/reverse")
     async def reverse(request: ReverseRequest) -> JSONDict:
@@ -80,13 +99,21 @@ def describe_positions(model: Model, num_positions: int) -> JSONDict:
     if scheme in ("t5", "alibi"):
         own["bias"] = relative_bias(model, count)
     compared = {"binary": _binary_counting(count)}
+    d_model = model.config.model.d_model
     if scheme != "sinusoidal":
-        compared["sinusoidal"] = _sinusoidal(model.config.model.d_model, count)
+        compared["sinusoidal"] = _sinusoidal(d_model, range(count))
+    curves: dict[str, View] = {}
+    has_curves = model.net.context_length > CURVE_POSITIONS[-1]
+    if scheme != "sinusoidal" or not has_curves:
+        curves["sinusoidal"] = _sinusoidal(d_model, CURVE_POSITIONS)
+    if scheme in ("learned", "sinusoidal") and has_curves:
+        curves["own"] = position_curves(model, CURVE_POSITIONS)
     return {
         "scheme": scheme,
         "num_positions": count,
         "own": {name: view_to_dict(view) for name, view in own.items()},
         "compared": {name: view_to_dict(view) for name, view in compared.items()},
+        "curves": {name: view_to_dict(view) for name, view in curves.items()},
         "inv_freq": _inverse_frequencies(model).tolist(),
         "is_rotary": scheme == "rotary",
     }
@@ -101,10 +128,11 @@ def _binary_counting(count: int) -> View:
     return View(values, axes, "binary counting", "value", note=note)
 
 
-def _sinusoidal(d_model: int, count: int) -> View:
+def _sinusoidal(d_model: int, positions: Sequence[int]) -> View:
     scheme = Sinusoidal(d_model + d_model % 2, "interleaved")
-    values = scheme.embed(torch.arange(count)[None], torch.float32)[0]
-    axes = label_axes({"position": count, "dimension": values.shape[1]})
+    values = scheme.embed(torch.tensor([[*positions]]), torch.float32)[0]
+    names = [str(position) for position in positions]
+    axes = label_axes({"position": names, "dimension": values.shape[1]})
     return View(values, axes, "sinusoidal positions", "value", signed=True)
 
 
@@ -127,6 +155,19 @@ def shift_text(model: Model, text: str, offset: int) -> JSONDict:
         "residual": view_to_dict(view),
         "patterns": view_to_dict(view.patterns),
         "is_complete": is_complete,
+    }
+
+
+def compare_phrase(model: Model, text: str, other: str, layer: int, head: int) -> JSONDict:
+    view = phrase_shift(model, text, other, layer=layer, head=head)
+    patterns = [
+        View(values, view.axes[1:], view.title, "score", signed=True) for values in view.values
+    ]
+    return {
+        "texts": [view_to_dict(pattern) for pattern in patterns],
+        "starts": view.axes[0].labels,
+        "difference": float(view.differences.values[head]),
+        "largest_difference": float(view.differences.values.max()),
     }
 
 
