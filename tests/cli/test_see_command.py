@@ -28,6 +28,7 @@ REQUIRED = {
     "find-head": ["--find-head", "abcab:abcab"],
     "patching": ["--patch-from", "bcabc"],
     "phrase-shift": ["--shifted", "xxabcab"],
+    "context": ["--sentence", "an abcab", "--sentence", "the old abcab"],
 }
 
 
@@ -135,6 +136,7 @@ VALUES = {
     "at": "3",
     "offset": "3",
     "shifted": "xabcab",
+    "sentence": "abcab",
 }
 OPTIONS = {name: [f"--{name}", *values.split()] for name, values in VALUES.items()}
 

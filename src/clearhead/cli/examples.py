@@ -53,6 +53,8 @@ EXAMPLES = {
         "clearhead see story --find-head pronouns",
         'clearhead see fill "I walk my dog every day" --what phrase-shift '
         '--shifted "every single day I walk my dog"',
+        'clearhead see fill mole --what context --sentence "take a biopsy of the mole" '
+        '--sentence "one mole of carbon dioxide"',
         'clearhead see story "Once upon a" --what lens --output lens.png',
         'clearhead see story "The little girl fell. Mom helped" '
         '--patch-from "The little boy fell. Mom helped"',

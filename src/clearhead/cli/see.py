@@ -43,11 +43,13 @@ VIEW_OPTIONS: dict[str, tuple[str, ...]] = {  # value of --what -> the options t
     "ablation": ANSWER_OPTIONS,
     "patching": (*ANSWER_OPTIONS, "patch-from"),
     "find-head": ("find-head",),
+    "context": ("sentence",),
 }
 REQUIRED_OPTION = {
     "find-head": ("find-head", "--find-head creature:fluffy or --find-head adjectives"),
     "patching": ("patch-from", "--patch-from TEXT"),
     "phrase-shift": ("shifted", "--shifted TEXT"),
+    "context": ("sentence", "two sentences with the word TEXT: --sentence TEXT --sentence TEXT"),
 }
 # What fits on a terminal.
 MAX_POSITIONS = 16
@@ -110,6 +112,12 @@ def see(
         help="A text with the same words at other positions.",
         show_default=False,
     ),
+    sentence: list[str] = typer.Option(
+        [],
+        metavar="TEXT",
+        help="Compare the vectors of the word TEXT in these sentences. May be repeated.",
+        show_default=False,
+    ),
     ablate_head: list[str] = ABLATE_HEAD_OPTION,
     find_head: str = typer.Option(
         None,
@@ -141,6 +149,7 @@ def see(
         "at": at or None,
         "offset": offset,
         "shifted": shifted,
+        "sentence": sentence or None,
         "ablate-head": ablate_head or None,
         "find-head": find_head,
     }
@@ -170,6 +179,7 @@ def see(
         heads={"layer": layer, "head": head},
         answer={"token": token, "against": against},
         patch_from=patch_from,
+        sentences=sentence,
         positions={"at": at, "offset": 1 if offset is None else offset, "shifted": shifted},
         inputs={
             "source": source,
@@ -245,6 +255,7 @@ def _make_view(
     heads: dict[str, Any],
     answer: dict[str, Any],
     patch_from: Any,
+    sentences: list[str],
     positions: dict[str, Any],
     inputs: dict[str, Any],
     limits: tuple[int, ...],
@@ -256,6 +267,8 @@ def _make_view(
             return lens.tokens(model, text)
         case "positions" if positions["at"]:
             return lens.position_curves(model, positions["at"])
+        case "context":
+            return lens.context(model, text, sentences)
         case "position-shift":
             return lens.position_shift(model, text, positions["offset"])
         case "phrase-shift":
