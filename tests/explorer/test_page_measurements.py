@@ -4,7 +4,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import torch
 
 import clearhead as ch
 from clearhead.serve.explorer.example_inputs import MOLE_SENSES
@@ -28,24 +27,15 @@ def test_heads_are_those_of_find_heads(model):
     assert found["has_clear_effect"] == expected.has_clear_effect
 
 
-class FakeContext:
-    """Cosines of 1 within a sense, and of `other` between senses."""
-
-    def __init__(self, other):
-        senses = [sense for sense, texts in MOLE_SENSES.items() for _ in texts]
-        pairs = [(i, j) for j in range(len(senses)) for i in range(j)]
-        cosines = [1.0 if senses[i] == senses[j] else other for i, j in pairs]
-        self.values = torch.tensor([cosines])
-        self.axes = (None, type("Axis", (), {"labels": [f"{i}·{j}" for i, j in pairs]}))
-
-
-@pytest.mark.parametrize(("other", "is_clear"), [(0.5, True), (1.0, False), (1.5, False)])
-def test_senses_are_compared_within_and_between(model, monkeypatch, other, is_clear):
-    monkeypatch.setattr(measurements, "context", lambda *_: FakeContext(other))
+def test_senses_are_measured_with_a_control(model):
     result = measurements.measure_senses(model)
-    assert (result["same"], result["different"]) == pytest.approx((1, other))
-    assert result["has_clear_effect"] is is_clear
-    assert (result["num_correct"] == result["num_sentences"]) == is_clear
+    senses = [sense for sense, texts in MOLE_SENSES.items() for _ in texts]
+    texts = [text for texts in MOLE_SENSES.values() for text in texts]
+    assert [word["word"] for word in result["words"]] == ["mole", "thing"]
+    for word in result["words"]:
+        sentences = [text.replace("mole", word["word"]) for text in texts]
+        expected = ch.context(model, word["word"], sentences).by_sense(senses).values[-1]
+        assert word["statistics"] == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 def test_same_measurement_is_made_once(model, monkeypatch):

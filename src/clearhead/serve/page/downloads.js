@@ -1,4 +1,4 @@
-// Published models that the server can download, and the offer to open something with one of them.
+// Other models, bundled ones and published ones, and the offer to open something with one of them.
 
 import { html, nothing } from "lit-html";
 import * as api from "ch/api";
@@ -8,6 +8,7 @@ import { notify, set } from "ch/state";
 
 export const CHAT_MODEL = "smollm2-135m-instruct";
 export const ENCODER = "minilm-l6";
+export const SENTENCES = "sentences"; // bundled
 
 let pendingName = "";
 /** @type {{ name: string, message: string } | null} */
@@ -17,19 +18,25 @@ let failure = null;
 const offers = () => getJson("/api/downloads");
 
 /**
- * A button that opens something with a published model, which the server downloads if needed; where
- * it does not download, the command that does.
- * @param {string} name @param {(card: Card) => void} [open] by default, the same view
+ * A button that opens something with a model: the first of `names` that the server has, or else can
+ * load, or else download. Where it may not, the command that does.
+ * @param {string[]} names @param {(card: Card) => void} [open] by default, the same view
  */
-export function downloadOffer(name, open = (card) => set({ model: card.name })) {
-	if (currentCard().value?.name === name) return nothing;
+export function modelOffer(names, open = (card) => set({ model: card.name })) {
+	if (names.includes(currentCard().value?.name)) return nothing;
 	const { value, error } = offers();
-	const offer = value?.find((offer) => offer.name === name);
+	const known = names.map((name) => value?.find((offer) => offer.name === name)).filter(Boolean);
+	const offer =
+		known.find(({ is_served }) => is_served && !api.snapshot) ??
+		known.find(({ megabytes }) => !megabytes) ??
+		known.find(({ is_downloaded }) => is_downloaded) ??
+		known[0];
 	if (!offer) return isReportable(error) ? html`<p class="hint">${error.message}</p>` : nothing;
-	const { title, megabytes } = offer;
+	const { name, title, megabytes } = offer;
 	if (api.snapshot || !(offer.is_served || offer.is_allowed))
 		return html`<p class="hint">
-			${title} can: run <code>clearhead get ${name}</code> (${megabytes} MB), then
+			${title} can:
+			${megabytes ? html`run <code>clearhead get ${name}</code> (${megabytes} MB), then` : "run"}
 			<code>clearhead explore ${name}</code>.
 		</p>`;
 	const isHere = offer.is_served || offer.is_downloaded;

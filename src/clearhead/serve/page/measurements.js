@@ -3,7 +3,7 @@
 import { html, nothing } from "lit-html";
 import { snapshot } from "ch/api";
 import { button } from "ch/controls";
-import { CHAT_MODEL, downloadOffer, ENCODER } from "ch/downloads";
+import { CHAT_MODEL, ENCODER, modelOffer, SENTENCES } from "ch/downloads";
 import { formatCount } from "ch/format";
 import { decodedView, getJson, modelUrl, renderResource } from "ch/requests";
 import { notify } from "ch/state";
@@ -11,25 +11,25 @@ import { notify } from "ch/state";
 const MAX_AUTO_PARAMETERS = 5e7; // larger models are measured on request: it takes a minute
 const requested = new Set(); // names of larger models
 
-/** Of each contrast: what a head may do, its words, and a published model in which a head does it. */
+/** Of each contrast: what a head may do, its words, and models in which a head does it. */
 export const CONTRASTS = {
 	adjectives: {
 		claim: "A noun attends to the adjectives before it",
 		effect: "to the adjectives",
 		control: "to other words in their place",
-		download: CHAT_MODEL,
+		models: [SENTENCES, CHAT_MODEL],
 	},
 	it: {
 		claim: "“it” attends to the noun that it means",
 		effect: "to the noun that it means",
 		control: "to the same noun when it means another",
-		download: ENCODER,
+		models: [SENTENCES, ENCODER],
 	},
 	pronouns: {
 		claim: "“he” and “she” attend to the name that fits",
 		effect: "to the name that fits",
 		control: "to the same name for the other pronoun",
-		download: ENCODER,
+		models: ["story", SENTENCES, ENCODER],
 	},
 };
 
@@ -60,7 +60,7 @@ const signed = (value) => value.toFixed(2).replace("-", "−");
  * @param {(card: Card) => void} open with another model
  */
 export function contrastResult(card, name, select, open) {
-	const { claim, effect, control, download } = CONTRASTS[name];
+	const { claim, effect, control, models } = CONTRASTS[name];
 	return measured(card, `contrasts/${name}`, (result) => {
 		const [to, other, difference, low, high] = decodedView(result.view).values;
 		const [layer, head] = result.heads[0];
@@ -72,24 +72,31 @@ export function contrastResult(card, name, select, open) {
 				${signed(low)} to ${signed(high)}).
 				${button("Show this head", () => select(layer, head), { kind: "quiet" })}
 			</p>
-			${isClear ? nothing : downloadOffer(download, open)}`;
+			${isClear ? nothing : modelOffer(models, open)}`;
 	});
 }
 
-/** Whether "mole" differs by its meaning in this model. @param {Card} card */
+/** Whether "mole" takes in its meaning, and whether any word in its place does. @param {Card} card */
 export function sensesResult(card) {
-	return measured(card, "senses", (result) => {
-		const { same, different, low, high, num_correct, num_sentences, senses } = result;
-		const isClear = result.has_clear_effect;
+	return measured(card, "senses", ({ words, senses, num_sentences: count }) => {
+		const [mole, control] = words.map(({ statistics }) => statistics);
+		const [within, between, , low] = mole;
+		const isClear = low > 0;
+		const difference = ([, , value, from, to]) =>
+			`difference ${signed(value)}, 95% ${signed(from)} to ${signed(to)}`;
 		return html`<p data-clear=${isClear ? "true" : "false"}>
 				<b
-					>${isClear ? "In this model, “mole” differs by its meaning." : "In this model, “mole” does not clearly differ by its meaning."}</b
+					>${isClear ? "In this model, the vector of “mole” takes in its meaning." : "In this model, the vector of “mole” does not clearly take in its meaning."}</b
 				>
-				After the last layer its cosine is ${signed(same)} between sentences of the same meaning
-				(${senses.join(", ")}), ${signed(different)} between different ones (${num_sentences}
-				sentences; difference ${signed(same - different)}, 95% ${signed(low)} to ${signed(high)});
-				${num_correct} of ${num_sentences} are most similar to one of their own.
+				After the last layer its cosine is ${signed(within)} within a meaning (${senses.join(", ")})
+				and ${signed(between)} between meanings (${count} sentences; ${difference(mole)}).
+				${
+					control[3] > 0
+						? html`So does “${words[1].word}” in its place (${difference(control)}): any word takes
+							in its context, and mole needs no entry for each meaning.`
+						: html`“${words[1].word}” in its place: ${difference(control)}.`
+				}
 			</p>
-			${isClear ? nothing : downloadOffer(ENCODER)}`;
+			${isClear ? nothing : modelOffer([SENTENCES, ENCODER])}`;
 	});
 }

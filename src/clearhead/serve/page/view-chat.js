@@ -4,7 +4,7 @@ import { html, nothing } from "lit-html";
 import * as api from "ch/api";
 import "ch/charts";
 import { button } from "ch/controls";
-import { CHAT_MODEL, downloadOffer } from "ch/downloads";
+import { CHAT_MODEL, modelOffer } from "ch/downloads";
 import "ch/figure";
 import { formatCount } from "ch/format";
 import { editFields, getRun, postJson, renderResource } from "ch/requests";
@@ -34,7 +34,7 @@ function template(context) {
 				: html`<p class="hint">
 							This model was not trained to chat: it has no chat template and continues your text.
 						</p>
-						${downloadOffer(CHAT_MODEL)}`
+						${modelOffer([CHAT_MODEL])}`
 		}
 		<div class="columns chat-columns">
 			<div>${conversationSection(context, input)}</div>

@@ -22,11 +22,14 @@ const MAX_BARS = 16;
 function template(context) {
 	const { run, edited } = context;
 	const shownRun = edited ?? run;
+	const hasHead = context.card.head !== "none";
 	return html`${
-		run
-			? html`${lensGrid(context, shownRun, edited ? "with the edits" : "")}${edited ? lensGrid(context, run, "without edits") : nothing}
-				${attributionSection(context, shownRun)}`
-			: html`<p class="hint">Nothing to analyze yet. Type a text above.</p>`
+		!hasHead
+			? html`<p class="hint">This model has no head, so its layers predict nothing.</p>`
+			: run
+				? html`${lensGrid(context, shownRun, edited ? "with the edits" : "")}${edited ? lensGrid(context, run, "without edits") : nothing}
+					${attributionSection(context, shownRun)}`
+				: html`<p class="hint">Nothing to analyze yet. Type a text above.</p>`
 	}
 	${context.card.reads_text ? wordInContext(context) : nothing}`;
 }

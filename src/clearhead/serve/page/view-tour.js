@@ -7,7 +7,7 @@
 import { html, nothing, render } from "lit-html";
 import { snapshot } from "ch/api";
 import { button } from "ch/controls";
-import { CHAT_MODEL, downloadOffer } from "ch/downloads";
+import { CHAT_MODEL, modelOffer } from "ch/downloads";
 import { currentCard, getJson, modelUrl, serverModels } from "ch/requests";
 import { notify, registerDefaults, set, state, subscribe, withChanges } from "ch/state";
 
@@ -169,7 +169,7 @@ const CHAPTERS = [
 				title: "A word in its context",
 				changes: (card) => (readsOneText(card) ? {} : null),
 				target: "Similarity of",
-				text: "“mole” is an animal, a unit and a growth. It starts as the same vector in all three sentences and diverges layer by layer. Whether it diverges by its meaning is measured on 18 sentences, above the curves.",
+				text: "“mole” is an animal, a unit and a growth. It starts as the same vector in all three sentences and diverges layer by layer. Whether it diverges by its meaning, and more than any word would, is measured on 18 sentences, above the curves.",
 			},
 			{
 				id: "L3.1a",
@@ -353,6 +353,18 @@ const CHAPTERS = [
 				text: "Sample a token, append it, run again. Press Play to generate; click any bar to force another token.",
 			},
 			{
+				id: "L5.4a",
+				view: "predict",
+				title: "Facts are in the weights",
+				download: CHAT_MODEL,
+				changes: (card) =>
+					isDecoder(card) && card.has_chat_template
+						? { text: "Harry Potter's least favorite professor is Professor", temperature: 1 }
+						: null,
+				target: "The next token",
+				text: "“Harry Potter's least favorite professor is Professor …”: no word of this text names him, so a model that continues with the first piece of Snape has it from its training texts. Smaller models continue with a name from theirs.",
+			},
+			{
 				id: "L5.5",
 				view: "chat",
 				title: "Chat",
@@ -506,7 +518,7 @@ function template({ card }) {
 													>${!stop.view ? `Requires ${stop.needs}.` : stop.card ? `With ${stop.card.name}: ${stop.text}` : stop.text}</span
 												>
 											</button>
-											${stop.view || !stop.download ? nothing : downloadOffer(stop.download, (card) => goToStop(card, stop.id))}
+											${stop.view || !stop.download ? nothing : modelOffer([stop.download], (card) => goToStop(card, stop.id))}
 										</li>`,
 								)}
 						</ol>

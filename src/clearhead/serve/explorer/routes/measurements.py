@@ -4,16 +4,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Literal
 
-import torch
 from fastapi import APIRouter
 
 from clearhead.api import Model
-from clearhead.lens.head_contrast import bootstrap_interval, find_heads
+from clearhead.lens.head_contrast import find_heads
 from clearhead.lens.word_in_context import context
 from clearhead.serve.errors import JSONDict
-from clearhead.serve.explorer.example_inputs import MOLE_SENSES
+from clearhead.serve.explorer.example_inputs import MOLE_CONTROL, MOLE_SENSES
 from clearhead.serve.explorer.executor import ExplorerExecutor
-from clearhead.serve.explorer.serialize import view_to_dict
+from clearhead.serve.explorer.serialize import finite_or_none, view_to_dict
 from clearhead.serve.registry import LoadedModel
 
 MAX_MEASUREMENTS = 256  # kept
@@ -61,7 +60,7 @@ def measurement_routes(executor: ExplorerExecutor) -> APIRouter:
 
     @router.get("/{name}/senses")
     async def senses(name: str) -> JSONDict:
-        """Whether the vectors of "mole" after the last layer differ by its meaning."""
+        """How similar "mole" is within a meaning and between meanings."""
         async with executor.use_model(name) as loaded_model:
             return await measurements.get(loaded_model, "senses", measure_senses)
 
@@ -79,31 +78,12 @@ def measure_heads(model: Model, contrast: str) -> JSONDict:
 
 
 def measure_senses(model: Model) -> JSONDict:
-    """Cosines of "mole" between sentences of the same sense and of different senses.
-
-    The interval is that of the mean difference over sentences. `num_correct` sentences are nearest
-    to one of their own sense.
-    """
-    texts = [text for sentences in MOLE_SENSES.values() for text in sentences]
-    sense = torch.tensor([i for i, texts in enumerate(MOLE_SENSES.values()) for _ in texts])
-    view = context(model, "mole", texts)
-    cosines = torch.full((len(texts), len(texts)), torch.nan)
-    for label, cosine in zip(view.axes[1].labels, view.values[-1].tolist(), strict=True):
-        first, second = map(int, label.split("·"))
-        cosines[first, second] = cosines[second, first] = cosine
-    is_same = sense[:, None] == sense
-    same = cosines.where(is_same, torch.nan).nanmean(dim=1)  # the diagonal is NaN
-    different = cosines.where(~is_same, torch.nan).nanmean(dim=1)
-    low, high = bootstrap_interval(same - different)
-    nearest = cosines.nan_to_num(-torch.inf).argmax(dim=1)
-    num_correct = int((sense[nearest] == sense).sum())
-    return {
-        "senses": list(MOLE_SENSES),
-        "num_sentences": len(texts),
-        "same": float(same.mean()),
-        "different": float(different.mean()),
-        "low": float(low),
-        "high": float(high),
-        "num_correct": num_correct,
-        "has_clear_effect": bool(low > 0) and 2 * num_correct > len(texts),
-    }
+    """How the vectors of "mole" after the last layer separate by sense, and those of a control."""
+    senses = [sense for sense, texts in MOLE_SENSES.items() for _ in texts]
+    texts = [text for texts in MOLE_SENSES.values() for text in texts]
+    words = []
+    for word in ("mole", MOLE_CONTROL):
+        sentences = [text.replace("mole", word) for text in texts]
+        statistics = context(model, word, sentences).by_sense(senses).values[-1].tolist()
+        words.append({"word": word, "statistics": list(map(finite_or_none, statistics))})
+    return {"senses": list(MOLE_SENSES), "num_sentences": len(texts), "words": words}

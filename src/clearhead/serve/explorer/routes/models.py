@@ -156,7 +156,7 @@ def available_views(model: Model) -> list[str]:
         "attention": True,
         "block": True,
         "predict": is_language_model,
-        "lens": not isinstance(m.head, c.NoHead),
+        "lens": not isinstance(m.head, c.NoHead) or has_words,  # or only words in context
         "vectors": has_words,
         "translate": has_encoder,
         "classify": reads_text and is_classifier,
