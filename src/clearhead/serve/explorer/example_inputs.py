@@ -82,6 +82,7 @@ def example_inputs(model: Model) -> JSONDict:
             encodable_text(model, text, is_source=has_encoder) for text in MOLE_SENTENCES
         ],
         "substitutes": list(MOLE_SUBSTITUTES),
+        "can_read_senses": _can_read_senses(model),
     }
 
 
@@ -123,6 +124,13 @@ def encodable_text(model: Model, text: str, is_source: bool = False) -> str:
     while text and len(tokenizer.encode(text)) > max_tokens:
         text = text[: len(text) * 3 // 4]
     return text
+
+
+def _can_read_senses(model: Model) -> bool:
+    """Whether the longest sentence of the measurement fits into the model."""
+    has_encoder = isinstance(model.config.model.architecture, c.EncoderDecoder)
+    longest = max((text for texts in MOLE_SENSES.values() for text in texts), key=len)
+    return encodable_text(model, longest, is_source=has_encoder) == longest
 
 
 def _can_encode(tokenizer: Tokenizer, text: str) -> bool:

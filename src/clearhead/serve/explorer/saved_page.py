@@ -11,11 +11,11 @@ from fastapi import APIRouter, FastAPI, Request
 from httpx2 import ASGITransport, AsyncClient, Response
 
 from clearhead.errors import ClearheadError
-from clearhead.lens.head_contrast import contrast_names
 from clearhead.lens.hook_points import ATTENTION_KINDS, attention_path
 from clearhead.serve.errors import JSONDict
 from clearhead.serve.explorer.assets import to_script_json
 from clearhead.serve.explorer.requests import DEFAULT_NUM_BEAMS, RunRequest
+from clearhead.serve.explorer.routes.measurements import CONTRAST_NAMES
 
 MAX_PATTERN_BYTES = 24 << 20  # of embedded attention patterns
 MAX_MEASURED_PARAMETERS = 50_000_000  # larger models are measured on request
@@ -224,7 +224,7 @@ def _model_requests(
     views = card["views"]
     paths = ["vocabulary", "sampling", "embedding-matrix", "parameters"]
     if card["reads_text"] and card["num_parameters"] <= MAX_MEASURED_PARAMETERS:
-        paths += ["senses", *(f"contrasts/{name}" for name in contrast_names())]
+        paths += ["senses", *(f"contrasts/{name}" for name in CONTRAST_NAMES)]
     last_tokens = run["source_tokens" if is_source else "tokens"][-2:]
     paths += [f"embedding-rows?ids={token['id']}" for token in last_tokens]
     for answer in run["top"][:1]:

@@ -97,6 +97,7 @@ interface Examples {
 	shared_phrase: [string, string];
 	context_texts: string[];
 	substitutes: string[];
+	can_read_senses: boolean;
 	file: { name: string; data: string } | null;
 }
 

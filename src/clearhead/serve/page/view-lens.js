@@ -215,7 +215,8 @@ function wordInContext({ card, state, set }) {
 function measurement(card, { word, texts }, set) {
 	const select = (layer, head) => set({ view: "attention", part: "attention", layer, head });
 	const open = ({ name }) => set({ model: name, word, texts });
-	if (word === MOLE_EXAMPLE.word && !texts.length) return sensesResult(card);
+	if (word === MOLE_EXAMPLE.word && !texts.length)
+		return card.examples.can_read_senses ? sensesResult(card) : nothing;
 	if (word === "it" && texts === card.examples.coreference)
 		return contrastResult(card, "it", select, open);
 	return nothing;

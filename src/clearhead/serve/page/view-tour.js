@@ -356,6 +356,7 @@ const CHAPTERS = [
 				id: "L5.4a",
 				view: "predict",
 				title: "Facts are in the weights",
+				needs: "a language model that was trained to chat",
 				download: CHAT_MODEL,
 				changes: (card) =>
 					isDecoder(card) && card.has_chat_template

@@ -123,7 +123,7 @@ function equationSection(context) {
 					<p>${equationSummary(value)}</p>
 					<div class="columns">
 						<figure class="projection">
-							${pointsPlot(value.points, differenceArrows(value))}
+							${pointsPlot("equation", value.points, differenceArrows(value))}
 							<figcaption class="hint">
 								Both differences as arrows. The plane shows
 								${(100 * value.explained_variance).toFixed(0)}% of the variance of these words; the
@@ -200,13 +200,14 @@ function projectionPlot({ points }) {
 		[inputs[2], result],
 	];
 	return pointsPlot(
+		"arithmetic",
 		points,
 		inputs.length === 3 ? pairs.map((ends) => ends.map(({ position }) => position)) : [],
 	);
 }
 
-/** Points in a plane, and arrows between positions. */
-function pointsPlot(points, arrows) {
+/** Points in a plane, and arrows between positions; `name` is unique on the page. */
+function pointsPlot(name, points, arrows) {
 	const xs = points.map(({ position }) => position[0]);
 	const ys = points.map(({ position }) => position[1]);
 	const left = Math.min(...xs);
@@ -219,7 +220,7 @@ function pointsPlot(points, arrows) {
 	return html`<svg viewBox="0 0 440 300" role="img" aria-label="words in a plane">
 		<defs>
 			<marker
-				id="arrowhead"
+				id=${`arrowhead-${name}`}
 				viewBox="0 0 8 8"
 				refX="11"
 				refY="4"
@@ -229,7 +230,7 @@ function pointsPlot(points, arrows) {
 				<path d="M0 0L8 4L0 8z"></path>
 			</marker>
 		</defs>
-		${arrows.map(([from, to]) => svg`<path class="arrow" marker-end="url(#arrowhead)" d=${`M${at(from)}L${at(to)}`}></path>`)}
+		${arrows.map(([from, to]) => svg`<path class="arrow" marker-end=${`url(#arrowhead-${name})`} d=${`M${at(from)}L${at(to)}`}></path>`)}
 		${placeLabels(points, x, y).map(
 			({ text, role, cx, cy, place }) =>
 				svg`<circle class=${role} cx=${cx} cy=${cy} r=${role === "neighbor" ? 3.5 : 5}><title>${text}</title></circle>

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fastapi import APIRouter
 
@@ -17,6 +17,7 @@ from clearhead.serve.registry import LoadedModel
 
 MAX_MEASUREMENTS = 256  # kept
 ContrastName = Literal["adjectives", "it", "pronouns"]
+CONTRAST_NAMES: tuple[str, ...] = get_args(ContrastName)
 
 
 class Measurements:
