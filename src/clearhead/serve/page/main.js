@@ -5,6 +5,7 @@ import * as api from "ch/api";
 import { layerCount } from "ch/attention";
 import "ch/charts";
 import { button } from "ch/controls";
+import { modelOffer } from "ch/downloads";
 import "ch/edits";
 import "ch/figure";
 import { editSummary, pageHeader } from "ch/header";
@@ -145,7 +146,8 @@ function loadingPage(model) {
 			model.error
 				? html`<h1>clearhead</h1>
 						<p class="problem">${model.error.message}</p>
-						<p><button type="button" @click=${retryFailed}>Try again</button> ${other}</p>`
+						<p><button type="button" @click=${retryFailed}>Try again</button> ${other}</p>
+						${modelOffer([state().model], retryFailed)}`
 				: html`<p class="loading">Loading the model…</p>`
 		}
 	</main>`;

@@ -363,7 +363,7 @@ const CHAPTERS = [
 						? { text: "Harry Potter's least favorite professor is Professor", temperature: 1 }
 						: null,
 				target: "The next token",
-				text: "“Harry Potter's least favorite professor is Professor …”: no word of this text names him, so a model that continues with the first piece of Snape has it from its training texts. Smaller models continue with a name from theirs.",
+				text: "“Harry Potter's least favorite professor is Professor …”: no word of this text names him. If the first piece of Snape is first, it comes from the training texts. As a control, delete “least”: if the answer stays, the model knows the professors of the book, but not whom he likes.",
 			},
 			{
 				id: "L5.5",
