@@ -269,7 +269,7 @@ def test_clients_take_turns_on_the_page():
 
     async def asked(client, number):
         _client.set(client)
-        await executor.submit(lambda: (go_on.wait(20), order.append((client, number))))
+        await executor.submit(lambda: (order.append((client, number)), go_on.wait(20)))
 
     async def all_of_them():
         tasks = [asyncio.create_task(asked("greedy", number)) for number in range(6)]
@@ -285,6 +285,35 @@ def test_clients_take_turns_on_the_page():
     assert order.index(("late", 0)) <= 3
     assert ("greedy", 4) not in order
     assert len(order) == 6
+
+
+def test_one_client_never_occupies_all_threads():
+    """Calls of one client that take long: others have a thread, and its next call waits."""
+    executor = ExplorerExecutor(ModelRegistry.from_models({"m": byte_model()}), Limits())
+    may_end = threading.Event()
+    started = []
+
+    def call(name, *, blocks=False):
+        started.append(name)
+        assert not blocks or may_end.wait(30)
+
+    async def call_all():
+        _client.set("first")
+        calls = [asyncio.create_task(executor.submit(lambda: call("a", blocks=True)))]
+        calls.append(asyncio.create_task(executor.submit(lambda: call("b"))))
+        await asyncio.sleep(0.05)
+        _client.set("second")
+        try:
+            async with asyncio.timeout(30):
+                await executor.submit(call, "c")
+                await executor.submit(call, "d")
+            assert started == ["a", "c", "d"]
+        finally:
+            may_end.set()
+        await asyncio.gather(*calls)
+
+    asyncio.run(call_all())
+    assert started == ["a", "c", "d", "b"]
 
 
 def test_clients_are_told_apart_by_address(site, monkeypatch):

@@ -52,16 +52,23 @@ class FairQueue(Generic[Item]):
     """A queue that is fair between clients and bounded by a `Quota`.
 
     Next is the client with the fewest running items; ties go to who waited longest for a turn.
+    A client with `max_running` running items has no turn.
     """
 
-    def __init__(self, max_size: int) -> None:
+    def __init__(self, max_size: int, max_running: int = sys.maxsize) -> None:
         self.quota = Quota(max_size)
+        self.max_running = max_running
         self.waiting: dict[str, deque[Item]] = {}  # by client, in the order of their turns
         self.running: Counter[str] = Counter()
 
     @property
     def num_waiting(self) -> int:
         return self.quota.used
+
+    @property
+    def has_next(self) -> bool:
+        """Whether a waiting client may have a turn now."""
+        return any(self.running[client] < self.max_running for client in self.waiting)
 
     def check_room(self, client: str, count: int = 1) -> None:
         """Raise an error if a client cannot queue `count` more items."""

@@ -18,6 +18,7 @@ from clearhead.serve.registry import LoadedModel, ModelRegistry
 from clearhead.serve.scheduler import ComputeThread, FairQueue, PendingCall
 
 MAX_THREADS = 2  # more would only compete for the same cores
+MAX_CLIENT_THREADS = MAX_THREADS - 1  # so that one client never keeps all others waiting
 MAX_CACHE_BYTES = 1 << 30  # KV caches of all texts that are being generated for the page
 FINGERPRINT_HEADER = "x-model-fingerprint"
 
@@ -41,7 +42,7 @@ class ExplorerExecutor:
         self.limits = limits
         self.runs = RunStore(limits.max_context_length)
         self.default_model = registry.names[0]
-        self.queue = FairQueue[PendingCall[Any]](limits.max_queue)
+        self.queue = FairQueue[PendingCall[Any]](limits.max_queue, MAX_CLIENT_THREADS)
         self.cache_quota = Quota(MAX_CACHE_BYTES)
         self._lock = threading.Lock()  # guards the queue and the number of threads
         self._num_threads = 0
@@ -88,7 +89,7 @@ class ExplorerExecutor:
 
     def _next_call(self) -> PendingCall[Any] | None:
         with self._lock:
-            if self.queue.num_waiting:
+            if self.queue.has_next:
                 return self.queue.pop()
             self._num_threads -= 1
             return None
