@@ -53,6 +53,7 @@ class HeadContrast(View):
 
     heads: tuple[tuple[int, int], ...]  # layer and head
     num_pairs: int  # that were measured
+    measured: Tensor  # pair kind head: the attention in each effect sentence and its control
 
     @property
     def has_clear_effect(self) -> bool:
@@ -125,12 +126,9 @@ def find_heads(model: "Model", contrast: str | Path | Contrast, top_k: int = 5) 
     ranking = differences.mean(dim=0) - 2 * differences.std(dim=0) / len(differences) ** 0.5
     heads = ranking.topk(min(check_top_k(top_k), len(ranking))).indices
     measured = measured[:, :, heads]  # pair kind head
-    effect, control = measured.mean(dim=0)
-    differences = measured[:, 0] - measured[:, 1]
-    statistics = [effect, control, effect - control, *bootstrap_interval(differences)]
     layer_heads = tuple(divmod(head, n_heads) for head in heads.tolist())
     return HeadContrast(
-        torch.stack(statistics, dim=-1),
+        contrast_statistics(measured),
         label_axes({"head": [f"{i}.{j}" for i, j in layer_heads], "statistic": STATISTICS}),
         f"heads (layer.head) found by {name}",
         "weight",
@@ -140,7 +138,15 @@ def find_heads(model: "Model", contrast: str | Path | Contrast, top_k: int = 5) 
         "measure them",
         heads=layer_heads,
         num_pairs=len(measured),
+        measured=measured,
     )
+
+
+def contrast_statistics(weights: Tensor) -> Tensor:
+    """From pair × kind × … to … × statistic."""
+    effect, control = weights.mean(dim=0)
+    interval = bootstrap_interval(weights[:, 0] - weights[:, 1])
+    return torch.stack([effect, control, effect - control, *interval], dim=-1)
 
 
 def attention_to_words(model: "Model", examples: Sequence[AttentionExample]) -> Tensor:

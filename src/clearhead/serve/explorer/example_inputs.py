@@ -53,7 +53,7 @@ MOLE_SENSES = {
         "If the mole changes color, see a doctor about cancer.",
     ),
 }
-MOLE_CONTROL = "thing"  # with a single sense; its vectors take in the same contexts
+MOLE_CONTROLS = ("thing", "table", "one")  # their vectors take in the same contexts
 MOLE_SUBSTITUTES = ("mouse", "rat", "gram", "unit", "tumor", "skin", "spy")
 
 

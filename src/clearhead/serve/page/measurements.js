@@ -14,15 +14,16 @@ const requested = new Set(); // names of larger models
 /** Of each contrast: what a head may do, its words, and models in which a head does it. */
 export const CONTRASTS = {
 	adjectives: {
-		claim: "A noun attends to the adjectives before it",
+		claim: "A noun attends more to adjectives before it than to",
 		effect: "to the adjectives",
 		control: "to other words in their place",
-		models: [SENTENCES, CHAT_MODEL],
+		models: [CHAT_MODEL],
 	},
 	it: {
-		claim: "“it” attends to the noun that it means",
+		claim: "“it” attends more to a noun when it means it",
 		effect: "to the noun that it means",
 		control: "to the same noun when it means another",
+		limit: "This does not say which of two nouns gets more.",
 		models: [SENTENCES, ENCODER],
 	},
 	pronouns: {
@@ -54,49 +55,74 @@ function measured(card, path, template) {
 
 const signed = (value) => value.toFixed(2).replace("-", "−");
 
+const list = (words, word) =>
+	[words.slice(0, -1).join(", "), words.at(-1)].filter(Boolean).join(` ${word} `);
+const interval = ([, , difference, low, high]) =>
+	`difference ${signed(difference)}, 95% ${signed(low)} to ${signed(high)}`;
+
+/** The claim as far as it holds against each kind of control. */
+function claimText({ claim }, { has_clear_effect: isClear, by_control: controls }) {
+	const kinds = (isAbove) =>
+		controls
+			.filter(({ statistics: [, , , low] }) => isClear && low > 0 === isAbove)
+			.map(({ kind }) => kind);
+	const [above, others] = [kinds(true), kinds(false)];
+	if (!controls.length) return `${claim}${isClear ? "." : "? Not clearly in this model."}`;
+	if (!above.length) return `${claim} other words in their place? Not clearly in this model.`;
+	const rest = others.length ? `, but not clearly more than to ${list(others, "or")}` : "";
+	return `${claim} ${list(above, "and")} in their place${rest}.`;
+}
+
 /**
  * What the best heads of the model give in a contrast, and the model that does it if this one does not.
  * @param {Card} card @param {string} name @param {(layer: number, head: number) => void} select
  * @param {(card: Card) => void} open with another model
  */
 export function contrastResult(card, name, select, open) {
-	const { claim, effect, control, models } = CONTRASTS[name];
+	const { effect, control, limit, models } = CONTRASTS[name];
 	return measured(card, `contrasts/${name}`, (result) => {
-		const [to, other, difference, low, high] = decodedView(result.view).values;
+		const statistics = decodedView(result.view).values;
+		const [to, other] = statistics;
 		const [layer, head] = result.heads[0];
-		const isClear = result.has_clear_effect;
+		const isClear =
+			result.has_clear_effect && result.by_control.every(({ statistics: [, , , low] }) => low > 0);
+		const kinds = result.by_control.map(
+			({ kind, statistics }) =>
+				`${kind} ${signed(statistics[1])} against ${signed(statistics[0])} (${interval(statistics)})`,
+		);
 		return html`<p data-clear=${isClear ? "true" : "false"}>
-				<b>${claim}${isClear ? "." : "? Not clearly in this model."}</b> The best head, layer
-				${layer}, head ${head}, gives ${signed(to)} ${effect}, ${signed(other)} ${control}
-				(${formatCount(result.num_pairs)} held-out pairs; difference ${signed(difference)}, 95%
-				${signed(low)} to ${signed(high)}).
+				<b>${claimText(CONTRASTS[name], result)}</b> The best head, layer ${layer}, head ${head},
+				gives ${signed(to)} ${effect}, ${signed(other)} ${control}
+				(${formatCount(result.num_pairs)} held-out pairs;
+				${interval(statistics)}).${kinds.length ? ` By control: ${kinds.join("; ")}.` : ""}
+				${limit && result.has_clear_effect ? limit : nothing}
 				${button("Show this head", () => select(layer, head), { kind: "quiet" })}
 			</p>
 			${isClear ? nothing : modelOffer(models, open)}`;
 	});
 }
 
-/** Whether "mole" takes in its meaning, and whether any word in its place does. @param {Card} card */
+/** Whether "mole" differs by its meaning, or as any word in its place does. @param {Card} card */
 export function sensesResult(card) {
-	return measured(card, "senses", ({ words, senses, num_sentences: count }) => {
-		const [mole, control] = words.map(({ statistics }) => statistics);
-		const [within, between, , low] = mole;
-		const isClear = low > 0;
-		const difference = ([, , value, from, to]) =>
-			`difference ${signed(value)}, 95% ${signed(from)} to ${signed(to)}`;
+	return measured(card, "senses", (result) => {
+		const { statistics, controls, senses, num_sentences: count } = result;
+		const [within, between, , low] = statistics;
+		const isApart = low > 0;
+		const isClear = isApart && controls.every(({ excess }) => excess[3] > 0);
+		const isAny = controls.every(({ statistics: [, , , low] }) => low > 0);
+		const claim = isClear
+			? "“mole” differs by its meaning."
+			: !isApart
+				? "“mole” does not clearly differ between its meanings."
+				: isAny
+					? "“mole” differs between its meanings, but any word does: its vector takes in the sentence."
+					: "“mole” differs between its meanings, but not clearly more than other words in its place.";
 		return html`<p data-clear=${isClear ? "true" : "false"}>
-				<b
-					>${isClear ? "In this model, the vector of “mole” takes in its meaning." : "In this model, the vector of “mole” does not clearly take in its meaning."}</b
-				>
-				After the last layer its cosine is ${signed(within)} within a meaning (${senses.join(", ")})
-				and ${signed(between)} between meanings (${count} sentences; ${difference(mole)}).
-				${
-					control[3] > 0
-						? html`So does “${words[1].word}” in its place (${difference(control)}): any word takes
-							in its context, and mole needs no entry for each meaning.`
-						: html`“${words[1].word}” in its place: ${difference(control)}.`
-				}
+				<b>In this model, ${claim}</b> After the last layer its cosine is ${signed(within)} within a meaning
+				(${senses.join(", ")}) and ${signed(between)} between meanings (${count} sentences;
+				${interval(statistics)}). In the same sentences:
+				${controls.map(({ word, statistics, excess }) => `“${word}” ${interval(statistics)} (mole minus ${word}: ${signed(excess[2])}, ${signed(excess[3])} to ${signed(excess[4])})`).join("; ")}.
 			</p>
-			${isClear ? nothing : modelOffer([SENTENCES, ENCODER])}`;
+			${isApart ? nothing : modelOffer([SENTENCES, ENCODER])}`;
 	});
 }

@@ -353,7 +353,7 @@ function differenceFigure(run, { part, layer, head }, first, second, isMasked, n
 	></ch-figure>`;
 }
 
-/** x_i · x_j of the sentence beside q_i · k_j of the selected head (L3.2). */
+/** x_i · x_j of the sentence above q_i · k_j of the selected head (L3.2). */
 function simplestFigures({ run }, { part, layer, head }, isMasked) {
 	if (part === "cross")
 		return html`<p class="hint">It compares the vectors of one text: select a self-attention.</p>`;
@@ -470,8 +470,8 @@ function attentionSteps(context, { part, layer, head }, isMasked) {
 			isScaled ? FORMULAS.scores : FORMULAS.raw,
 			html`how well each key matches each query ${divide}
 				<span class="kernel"
-					>A bilinear form, or kernel, of two tokens: ${FORMULAS.bilinear}; with x in columns,
-					xᵀW_QW_Kᵀx.${rotated ? " The rotations come between W_Q and W_Kᵀ." : ""}</span
+					>A bilinear form, or kernel, of two tokens: ${FORMULAS.bilinear}, with W_Q and W_K d × d_k;
+					with x a column of d, x_iᵀ W_Q W_Kᵀ x_j.${rotated ? " The rotations come between W_Q and W_Kᵀ." : ""}</span
 				>`,
 			grid("scores"),
 		)}

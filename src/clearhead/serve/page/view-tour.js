@@ -169,7 +169,12 @@ const CHAPTERS = [
 				title: "A word in its context",
 				changes: (card) => (readsOneText(card) ? {} : null),
 				target: "Similarity of",
-				text: "“mole” is an animal, a unit and a growth. It starts as the same vector in all three sentences and diverges layer by layer. Whether it diverges by its meaning, and more than any word would, is measured on 18 sentences, above the curves.",
+				text: ({ position }) =>
+					`“mole” is an animal, a unit and a growth. Its token embedding is the same in all three sentences; ${
+						ABSOLUTE_POSITIONS.includes(position)
+							? "positions, then context, change it"
+							: "context changes it"
+					}. Whether its meaning does, or any word would differ as much, is measured on 18 sentences, above the curves.`,
 			},
 			{
 				id: "L3.1a",
@@ -185,7 +190,7 @@ const CHAPTERS = [
 				title: "The simplest attention",
 				changes: (card) => ({ ...attentionText(card), simplest: true, ...NO_SELECTION }),
 				target: ".simplest",
-				text: "Multiply each token's vector with every visible one, x_i · x_j, normalize with softmax, and average the vectors: no queries, keys or values. The selected head, beside it, multiplies queries with keys instead, so a token need not attend to what resembles it.",
+				text: "Multiply each token's vector with every visible one, x_i · x_j, normalize with softmax, and average the vectors: no queries, keys or values. The selected head, below it, multiplies queries with keys instead, so a token need not attend to what resembles it.",
 			},
 			{
 				id: "L3.3",
@@ -193,7 +198,7 @@ const CHAPTERS = [
 				title: "One head",
 				changes: (card) => ({ ...attentionText(card), anatomy: true, lines: false }),
 				target: ".apart",
-				text: "Each query (q) is compared with each key (k); divided by √d and through a softmax, this gives the weight of each value (v).",
+				text: "Each query (q) is compared with each key (k); divided by √d_k and through a softmax, this gives the weight of each value (v).",
 			},
 			{
 				id: "L3.3a",
@@ -209,7 +214,7 @@ const CHAPTERS = [
 				title: "All tokens at once",
 				changes: (card) => ({ ...attentionText(card), anatomy: true, lines: false }),
 				target: ".apart",
-				text: "softmax(QKᵀ / √d + M) V: one matrix product of all queries with all keys.",
+				text: "softmax(QKᵀ / √d_k + M) V: one matrix product of all queries with all keys.",
 			},
 			{
 				id: "L3.5",
@@ -229,7 +234,7 @@ const CHAPTERS = [
 				title: "A soft lookup",
 				changes: hypothesisChanges("adjectives", ({ attention_text: text }) => [text, ""]),
 				target: ".hypothesis",
-				text: "“Are there adjectives before me?” would be the query of creature, and fluffy and blue would have matching keys. Whether a head of this model asks that is measured with other words in place of the adjectives: a head that looks back by two words fails.",
+				text: "“Are there adjectives before me?” would be the query of creature, and fluffy and blue would have matching keys. Whether a head of this model does so is measured with nouns, verbs and adverbs in place of the adjectives: a head that looks back by two words fails.",
 			},
 			{
 				id: "L3.6a",

@@ -2,21 +2,25 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from fastapi import APIRouter
+from torch import Tensor
 
 from clearhead.api import Model
-from clearhead.lens.head_contrast import find_heads
+from clearhead.lens.head_contrast import contrast_statistics, find_heads, read_contrast
 from clearhead.lens.word_in_context import context
 from clearhead.serve.errors import JSONDict
-from clearhead.serve.explorer.example_inputs import MOLE_CONTROL, MOLE_SENSES
+from clearhead.serve.explorer.example_inputs import MOLE_CONTROLS, MOLE_SENSES
 from clearhead.serve.explorer.executor import ExplorerExecutor
 from clearhead.serve.explorer.serialize import finite_or_none, view_to_dict
 from clearhead.serve.registry import LoadedModel
 
 MAX_MEASUREMENTS = 256  # kept
 ContrastName = Literal["adjectives", "it", "pronouns"]
+# What stands in the controls of a bundled contrast, in turn.
+CONTROL_KINDS = {"adjectives": ("nouns", "verbs", "adverbs")}
 CONTRAST_NAMES: tuple[str, ...] = get_args(ContrastName)
 
 
@@ -69,22 +73,52 @@ def measurement_routes(executor: ExplorerExecutor) -> APIRouter:
 
 
 def measure_heads(model: Model, contrast: str) -> JSONDict:
+    """The best heads, and the statistics of the first one for each kind of control."""
     view = find_heads(model, contrast)
+    kinds = CONTROL_KINDS.get(contrast, ())
+    first = len(read_contrast(contrast)) - view.num_pairs
+    by_control = []
+    for i, kind in enumerate(kinds):
+        statistics = contrast_statistics(
+            view.measured[(i - first) % len(kinds) :: len(kinds), :, 0]
+        )
+        by_control.append({"kind": kind, "statistics": _numbers(statistics)})
     return {
         "view": view_to_dict(view),
         "heads": view.heads,
         "num_pairs": view.num_pairs,
         "has_clear_effect": view.has_clear_effect,
+        "by_control": by_control,
     }
 
 
 def measure_senses(model: Model) -> JSONDict:
-    """How the vectors of "mole" after the last layer separate by sense, and those of a control."""
+    """How the vectors of "mole" after the last layer separate by sense, and those of controls.
+
+    `excess` has the statistics of "mole" minus those of a control in the same sentences.
+    """
     senses = [sense for sense, texts in MOLE_SENSES.items() for _ in texts]
     texts = [text for texts in MOLE_SENSES.values() for text in texts]
-    words = []
-    for word in ("mole", MOLE_CONTROL):
-        sentences = [text.replace("mole", word) for text in texts]
-        statistics = context(model, word, sentences).by_sense(senses).values[-1].tolist()
-        words.append({"word": word, "statistics": list(map(finite_or_none, statistics))})
-    return {"senses": list(MOLE_SENSES), "num_sentences": len(texts), "words": words}
+    mole = context(model, "mole", texts)
+    controls = []
+    for word in MOLE_CONTROLS:
+        control = context(model, word, [text.replace("mole", word) for text in texts])
+        excess = replace(mole, values=mole.values - control.values)
+        controls.append(
+            {
+                "word": word,
+                "statistics": _numbers(control.by_sense(senses).values[-1]),
+                "excess": _numbers(excess.by_sense(senses).values[-1]),
+            }
+        )
+    return {
+        "senses": list(MOLE_SENSES),
+        "num_sentences": len(texts),
+        "word": "mole",
+        "statistics": _numbers(mole.by_sense(senses).values[-1]),
+        "controls": controls,
+    }
+
+
+def _numbers(statistics: Tensor) -> list[float | None]:
+    return [finite_or_none(value) for value in statistics.tolist()]
