@@ -100,6 +100,19 @@ def test_solutions_run_and_pass_the_check(notebook, monkeypatch):
         assert result.passed, result
 
 
+@pytest.mark.slow
+def test_two_notebooks_may_train_the_same_model_at_once(tmp_path):
+    env = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    script = "import toy_models; toy_models.copy_model(); toy_models.word_vectors()"
+    command = [sys.executable, "-c", script]
+    processes = [
+        subprocess.Popen(command, cwd=TOUR, env=env, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    errors = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.stem)
 def test_notebook_has_a_title_short_cells_an_exercise_and_no_outputs(notebook):
     content = nbformat.read(notebook, as_version=4)
