@@ -12,6 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+import clearhead as ch
 from clearhead.exercises.checker import compare
 from clearhead.exercises.exercises import EXERCISES
 from clearhead.exercises.worker import to_argument, to_json
@@ -98,6 +99,26 @@ def test_solutions_run_and_pass_the_check(notebook, monkeypatch):
             results.append(to_json(names[name](*arguments)))
         result = compare(EXERCISES[name], cases, results)
         assert result.passed, result
+
+
+def printed_by(notebook, start):
+    """What the cell prints that starts with these words."""
+    (source,) = (cell for cell in cells_of(TOUR / notebook, "code") if cell.startswith(start))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(source, {"ch": ch})
+    return printed.getvalue()
+
+
+@pytest.mark.slow
+def test_the_texts_on_numbers_and_on_it_are_true():
+    printed = printed_by("1-tokens.ipynb", "english = ")
+    scores = [float(score) for score in re.findall(r"^  \w+ +(\S+)", printed, re.MULTILINE)]
+    one, two, three, four, five, students = scores[:6]
+    assert one < five < four < three < two < students
+    assert scores[6 + 3] > scores[6 + 2]  # four and three, for cat and cats alone
+    printed = printed_by("6-architectures.ipynb", "sentence_model = ")
+    tired_chicken, tired_road, wide_chicken, wide_road = map(float, re.findall(r"0\.\d+", printed))
+    assert tired_chicken > wide_chicken > wide_road > tired_road
 
 
 @pytest.mark.slow
