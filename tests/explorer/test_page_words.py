@@ -382,7 +382,7 @@ def test_substitutes_are_read_in_steps(client, monkeypatch):
     body = {"model": "long", "word": "mole", "texts": [text], "substitutes": substitutes}
     whole = numbers(request(client, "/api/context/substitute", **body))
     num_steps = len(sizes)
-    monkeypatch.setattr(words, "MAX_STEP_TOKENS", 1)
+    monkeypatch.setattr(words, "MAX_STEP_COST", 1)
     parts = numbers(request(client, "/api/context/substitute", **body))
     assert len(sizes) - num_steps > num_steps
     np.testing.assert_allclose(parts, whole, atol=1e-5)

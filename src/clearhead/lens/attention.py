@@ -162,13 +162,24 @@ def simple_attention(
         name = f"{prefix}blocks.{layer}.resid_post"
     cache = watch_single_text(model, [name], x, source, images, audio, edits)
     vectors = single_text(cache[name])  # token d_model
+    labels, _ = query_key_labels(cache, kind, (len(vectors), len(vectors)))
+    return attend_without_weights(model, vectors, labels, kind, layer)
+
+
+def attend_without_weights(
+    model: "Model",
+    vectors: Tensor,
+    labels: Sequence[str],
+    kind: AttentionKind,
+    layer: int | None = None,
+) -> SimpleAttention:
+    """`simple_attention` of token × d_model: the embeddings, or the stream after a layer."""
     scores = vectors @ vectors.mT
     is_causal = kind == "attention" and model.net.is_causal
     if is_causal:
         scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
     pattern = scores.softmax(dim=-1)
-    queries, keys = query_key_labels(cache, kind, (len(scores), len(scores)))
-    axes = label_axes({"query": queries, "key": keys})
+    axes = label_axes({"query": labels, "key": labels})
     of = "embeddings" if layer is None else f"residual stream after layer {layer}"
     title = f"{KIND_PREFIXES[kind]}simplest attention, {of}"
     keys_note = "j ≤ i" if is_causal else "all j"

@@ -239,15 +239,18 @@ class LayerSource(EmbeddingSource):
             vectors |= zip(indices, self._read([rows[i] for i in indices]), strict=True)
         return [vectors[i] for i in range(len(rows))]
 
+    def row_of(self, text: str) -> list[int]:
+        """The tokens that are read for a word, with the special tokens around it."""
+        return self._with_special_tokens(self._encode(text))
+
+    def _with_special_tokens(self, row: list[int]) -> list[int]:
+        return [*self.text_stack.bos_tokens, *row, *self.text_stack.sep_tokens]
+
     def _read(self, rows: list[list[int]]) -> list[Tensor]:
         """[token, d_model] of each row, without the special tokens around it."""
-        bos_tokens = self.text_stack.bos_tokens
-        sep_tokens = self.text_stack.sep_tokens
-        cache = self.text_stack.watch(
-            [[*bos_tokens, *row, *sep_tokens] for row in rows], [self._name]
-        )
+        cache = self.text_stack.watch(list(map(self._with_special_tokens, rows)), [self._name])
         resid = cache[self._name].float().cpu()
-        start = len(bos_tokens)
+        start = len(self.text_stack.bos_tokens)
         return [value[start : start + len(row)] for value, row in zip(resid, rows, strict=True)]
 
 

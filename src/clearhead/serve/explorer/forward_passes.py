@@ -29,7 +29,8 @@ from clearhead.lens.hook_points import (
 from clearhead.lens.resumable_forward import resume_blocks
 from clearhead.lens.tokens import output_labels
 from clearhead.model.transformer import Stack
-from clearhead.serve.errors import APIError, GoneError, JSONDict
+from clearhead.serve.errors import GoneError, JSONDict
+from clearhead.serve.explorer.cost import check_num_tokens
 from clearhead.serve.explorer.requests import (
     EditableRequest,
     Edits,
@@ -351,7 +352,7 @@ class RunStore:
         start = time.perf_counter()
         inputs = request.model_inputs(model)
         batch = model.make_batch(**inputs)
-        self._check_length(batch)
+        self._check_length(model, batch)
         trace = Trace(model, batch, build_edits(request.edits, patched_values))
         run = Run(
             id=run_id,
@@ -364,14 +365,13 @@ class RunStore:
         )
         return self._runs.put(run_id, run)
 
-    def _check_length(self, batch: Batch) -> None:
-        for ids in (batch.inputs, batch.source):
-            if ids is None or ids.is_floating_point():
-                continue
-            if ids.shape[1] > self.max_length:
-                raise APIError(
-                    f"Text has {ids.shape[1]:,} tokens; the page shows at most {self.max_length:,}."
-                )
+    def _check_length(self, model: Model, batch: Batch) -> None:
+        texts = [
+            ids
+            for ids in (batch.inputs, batch.source)
+            if ids is not None and not ids.is_floating_point()
+        ]
+        check_num_tokens(model, [ids.shape[1] for ids in texts], self.max_length)
 
     def edits_for(
         self, loaded_model: LoadedModel, request: EditableRequest, source: str | None = None

@@ -23,6 +23,7 @@ from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.generate.chat import check_messages, encode_chat
 from clearhead.lens.edits import ActivationEdit, ablate, chain_edits, replace, scale
+from clearhead.serve.explorer.cost import check_num_tokens
 from clearhead.serve.openai import FAIL_FAST, TokenIds, unknown_field_error
 from clearhead.serve.registry import LoadedModel
 from clearhead.tokenizers.media import open_image, read_audio
@@ -254,8 +255,17 @@ def decode_audio(text: str, audio_input: c.MelSpectrogram) -> Tensor:
             raise ClearheadError(str(error).replace(file.name, "the upload")) from None
 
 
+def check_source(model: Model, inputs: ModelInputs) -> None:
+    """Raise an error if a text is too long to be translated in one turn."""
+    text = inputs.get("source")
+    tokenizer = model.tokenizers[1]
+    if text and tokenizer:
+        check_num_tokens(model, [len(tokenizer.encode(text))])
+
+
 def generate_target(model: Model, inputs: ModelInputs) -> list[int]:
     """Translate the source of an encoder-decoder, to have a target to look at."""
+    check_source(model, inputs)
     inference = model.config.inference
     start_tokens = inference.decoder_start_tokens
     max_tokens = min(MAX_TARGET_TOKENS, model.config.model.context_length - len(start_tokens))

@@ -12,7 +12,12 @@ from clearhead import config as c
 from clearhead.errors import ClearheadError
 from clearhead.hooks import NoHooks
 from clearhead.lens.argument_checks import check_layer, check_token
-from clearhead.lens.attention import HEAD_SCORES, score_heads, simple_attention
+from clearhead.lens.attention import (
+    HEAD_SCORES,
+    SimpleAttention,
+    attend_without_weights,
+    score_heads,
+)
 from clearhead.lens.circuits import detach_weight, unembedding_matrix
 from clearhead.lens.hook_points import AttentionKind, attention_path, num_layers
 from clearhead.lens.logit_attribution import attribution
@@ -76,11 +81,7 @@ def activation_routes(executor: ExplorerExecutor) -> APIRouter:
             run = runs.get(run_id)
             value = run.trace.select_head(runs.values(run, [name])[name], head, name)
             window = slice_window(value, rows, cols)
-            if window.numel() > MAX_WINDOW_VALUES:
-                raise ClearheadError(
-                    f"{name} has {window.numel():,} values here; the page sends at most "
-                    f"{MAX_WINDOW_VALUES:,} at once. Use rows=START:STOP or cols=START:STOP."
-                )
+            check_num_values(name, window.numel(), " Use rows=START:STOP or cols=START:STOP.")
             return npy_response(window, dtype)
 
         return await executor.submit(respond)
@@ -111,8 +112,7 @@ def activation_routes(executor: ExplorerExecutor) -> APIRouter:
         """Attention of the embeddings to each other, without queries, keys and values."""
 
         def respond() -> JSONDict:
-            run = runs.get(run_id)
-            view = simple_attention(run.trace.model, kind=part, **run.lens_inputs())
+            view = simple_attention(runs.get(run_id), part)
             return {"scores": view_to_dict(view.scores), "pattern": view_to_dict(view)}
 
         return await executor.submit(respond)
@@ -169,6 +169,15 @@ def activation_routes(executor: ExplorerExecutor) -> APIRouter:
     return router
 
 
+def check_num_values(name: str, num_values: int, hint: str = "") -> None:
+    """Raise an error for more values than one response has."""
+    if num_values > MAX_WINDOW_VALUES:
+        raise ClearheadError(
+            f"{name} has {num_values:,} values here; the page sends at most "
+            f"{MAX_WINDOW_VALUES:,} at once.{hint}"
+        )
+
+
 def parse_ints(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",") if part.strip()]
@@ -221,6 +230,23 @@ def head_scores(run: Run, part: AttentionKind) -> View:
     attention_mask = trace.value(f"{paths[0]}.masked_scores")[0].cpu() > -torch.inf
     patterns = (trace.value(f"{path}.pattern").float().cpu() for path in paths)
     return score_heads(patterns, *sides[part], attention_mask, part)
+
+
+def simple_attention(run: Run, part: AttentionKind) -> SimpleAttention:
+    """Attention of the embeddings of a run to each other."""
+    trace = run.trace
+    if part == "cross":
+        raise ClearheadError("Attention without weights needs one text: attention or encoder.")
+    num_layers(trace.config, part)  # raises if there is no encoder
+    is_source = part == "encoder"
+    name = f"{ENCODER_PREFIX}embed" if is_source else "embed"
+    length = trace.shape(name)[0]
+    check_num_values("Attention", length * length)
+    ids = trace.batch.source if is_source else trace.batch.inputs
+    tokens = describe_trace_tokens(trace.model, ids, trace, is_source)
+    labels = [token["text"] for token in tokens]
+    vectors = trace.value(name).float().cpu()
+    return attend_without_weights(trace.model, vectors, labels, part)
 
 
 def describe_block(run: Run, layer: int, token: int, is_encoder: bool) -> JSONDict:

@@ -24,6 +24,7 @@ from clearhead.lens.tokens import token_labels
 from clearhead.lens.view import View, label_axes
 from clearhead.model.positions import DEFAULT_THETA, Rotary, Sinusoidal, inverse_frequencies
 from clearhead.serve.errors import JSONDict
+from clearhead.serve.explorer.cost import check_num_tokens
 from clearhead.serve.explorer.executor import ExplorerExecutor
 from clearhead.serve.explorer.requests import ExplorerRequest
 from clearhead.serve.explorer.serialize import view_to_dict
@@ -159,6 +160,7 @@ def shift_text(model: Model, text: str, offset: int) -> JSONDict:
 
 
 def compare_phrase(model: Model, text: str, other: str, layer: int, head: int) -> JSONDict:
+    check_num_tokens(model, [len(ids) for ids in model.encode_texts([text, other])])
     view = phrase_shift(model, text, other, layer=layer, head=head)
     patterns = [
         View(values, view.axes[1:], view.title, "score", signed=True) for values in view.values

@@ -23,6 +23,7 @@ from clearhead.generate.tasks import check_can_classify, classification_results
 from clearhead.generate.text_generation import TextChunk, check_can_generate
 from clearhead.lens.tokens import token_labels
 from clearhead.serve.errors import JSONDict
+from clearhead.serve.explorer.cost import check_num_tokens
 from clearhead.serve.explorer.executor import ExplorerExecutor
 from clearhead.serve.explorer.forward_passes import RunStore
 from clearhead.serve.explorer.requests import (
@@ -33,9 +34,10 @@ from clearhead.serve.explorer.requests import (
     Messages,
     ModelInputs,
     RunRequest,
+    check_source,
     decode_audio,
 )
-from clearhead.serve.explorer.routes.words import check_num_tokens
+from clearhead.serve.explorer.routes.words import check_shown_tokens
 from clearhead.serve.explorer.serialize import describe_tokens, finite_or_none
 from clearhead.serve.openai import FAIL_FAST, TokenIds, check_max_tokens
 from clearhead.serve.registry import LoadedModel
@@ -140,6 +142,7 @@ def translation_steps(
     inputs: ModelInputs = {"source": request.text}
     if request.audio is not None and isinstance(architecture.source_input, c.MelSpectrogram):
         inputs = {"audio": decode_audio(request.audio, architecture.source_input)}
+    check_source(model, inputs)
     if request.edits:
         edits = runs.edits_for(loaded_model, request, source=request.text)
         yield from translate_with_edits(model, inputs, edits)
@@ -289,6 +292,7 @@ def fill_masks(runs: RunStore, loaded_model: LoadedModel, request: MaskFillReque
         )
     mask_token = mask_tokens[0]
     ids = model.make_batch(request.text).unpadded_rows()[0]
+    check_num_tokens(model, [len(ids)])
     originals: dict[int, int] = {}
     for position in request.mask_positions:
         if not 0 <= position < len(ids):
@@ -334,6 +338,9 @@ def classify_text(
     inputs = request.model_inputs(model)
     if request.text_pair is not None:
         inputs["x"] = (request.text or "", request.text_pair)
+    batch = model.make_batch(**inputs)
+    if not batch.inputs.is_floating_point():
+        check_num_tokens(model, [batch.inputs.shape[1]])
     edits = runs.edits_for(loaded_model, request, request.source)
     logits = model.logits(**inputs, edits=edits).float()
     [result] = classification_results(logits[None], model.config)
@@ -354,7 +361,7 @@ def tokenize_chat(model: Model, messages: list[dict[str, str]]) -> JSONDict:
     template = model.chat_template
     tokenizer = model.tokenizer
     ids = encode_chat(template, messages, tokenizer)
-    check_num_tokens(ids)
+    check_shown_tokens(ids)
     assert tokenizer is not None  # else encode_chat raises
     ends = list[int]()  # of each token in the text
     detokenizer = IncrementalDetokenizer(tokenizer, [])
@@ -446,9 +453,13 @@ def _cache_bytes(model: Model, request: GenerateRequest) -> int:
 def _start_stream(
     runs: RunStore, loaded_model: LoadedModel, request: GenerateRequest
 ) -> Iterator[TextChunk]:
+    model = loaded_model.model
+    prompt = request.text if request.ids is None else request.ids
+    [ids] = model.make_batch(prompt, allow_overflow=True).unpadded_rows()
+    check_num_tokens(model, [len(ids)], runs.max_length)
     edits = runs.edits_for(loaded_model, request) if request.edits else None
-    return loaded_model.model.stream(
-        request.text if request.ids is None else request.ids,
+    return model.stream(
+        ids,
         request.max_tokens,
         temperature=request.temperature,
         top_k=request.top_k,

@@ -21,6 +21,12 @@ from clearhead.lens.view import View, label_axes
 from clearhead.lens.word_in_context import WordInSentence, context, find_word, locate_word
 from clearhead.model.heads import LMHead
 from clearhead.serve.errors import JSONDict
+from clearhead.serve.explorer.cost import (
+    MAX_STEP_COST,
+    MAX_STEPS_COST,
+    affordable_tokens,
+    check_num_tokens,
+)
 from clearhead.serve.explorer.executor import ExplorerExecutor
 from clearhead.serve.explorer.requests import ExplorerRequest
 from clearhead.serve.explorer.serialize import describe_tokens, view_to_dict
@@ -31,9 +37,7 @@ from clearhead.word_vectors.vectors import LayerSource, Vectors, WordVector, spl
 
 MAX_TOKENS = 8192  # of a tokenized text
 MATRIX_MAP_SIZE = (96, 64)  # maximum rows and columns of the embedding map
-MAX_PARAMETER_TOKENS = 2e11  # parameters × tokens read for one response: some seconds
 NUM_NEIGHBORS = 6
-MAX_STEP_TOKENS = 512  # read between other requests, of at least one text
 
 Word = Annotated[str, Field(max_length=200)]
 WordList = Annotated[list[Word], FAIL_FAST, Field(max_length=64)]
@@ -131,7 +135,7 @@ def tokenize(model: Model, text: str, is_source: bool = False) -> JSONDict:
         ids = encode_with_masks(tokenizer, inference.mask_token[0], text)
     else:
         ids = tokenizer.encode(text)
-    check_num_tokens(ids)
+    check_shown_tokens(ids)
     all_ids = [*before, *ids, *after]
     text_positions = range(len(before), len(before) + len(ids))
     tokens = describe_tokens(tokenizer, all_ids)
@@ -153,7 +157,7 @@ def tokenize(model: Model, text: str, is_source: bool = False) -> JSONDict:
     }
 
 
-def check_num_tokens(ids: Sequence[int]) -> None:
+def check_shown_tokens(ids: Sequence[int]) -> None:
     """Raise an error for more tokens than the page shows."""
     if len(ids) > MAX_TOKENS:
         raise ClearheadError(
@@ -218,6 +222,7 @@ def embedding_rows(model: Model, ids: str, unembedding: bool) -> View:
 def query_vectors(loaded_model: LoadedModel, request: VectorsRequest) -> Iterator[JSONDict | None]:
     """The vectors, after a None for each of the steps in which they are computed."""
     vectors = loaded_model.word_vectors(request.layer)
+    _check_words(vectors, [*request.words, *(word for pair in request.pairs for word in pair)])
     if request.pairs and request.words:
         direction = vectors.direction(request.pairs)
         words = [word for pair in request.pairs for word in pair] + request.words
@@ -227,8 +232,8 @@ def query_vectors(loaded_model: LoadedModel, request: VectorsRequest) -> Iterato
             **_word_tokens(vectors, words),
         }
     elif request.expression or request.equation:
-        num_read = loaded_model.model.num_parameters() * len(vectors)
-        if request.layer is not None and num_read > MAX_PARAMETER_TOKENS:
+        limit = affordable_tokens(loaded_model.model, MAX_STEPS_COST)
+        if request.layer is not None and len(vectors) > limit:
             raise ClearheadError(
                 f"Reading {len(vectors):,} tokens up to layer {request.layer} would take too long. "
                 "Use the embedding matrix, or compare single words."
@@ -248,6 +253,14 @@ def query_vectors(loaded_model: LoadedModel, request: VectorsRequest) -> Iterato
             "view": view_to_dict(vectors.similarity(request.words)),
             **_word_tokens(vectors, request.words),
         }
+
+
+def _check_words(vectors: Vectors, words: Sequence[str]) -> None:
+    """Raise an error if a layer's vectors of these words are too much for one turn."""
+    source = vectors.source
+    if isinstance(source, LayerSource):
+        rows = [source.row_of(word) for word in dict.fromkeys(words) if source.has_word(word)]
+        check_num_tokens(source.text_stack.model, [len(row) for row in rows])
 
 
 def _evaluate_expression(vectors: Vectors, request: VectorsRequest) -> JSONDict:
@@ -309,7 +322,7 @@ def _word_tokens(vectors: Vectors, words: Sequence[str]) -> JSONDict:
     known, errors = vectors.split_known([*dict.fromkeys(words)])
     return {
         "words": [
-            {"text": word.text, "pieces": list(word.tokens)} for word in vectors.lookup(known)
+            {"text": word, "pieces": list(vectors.source.split_word(word))} for word in known
         ],
         "left_out": [str(error) for error in errors],
     }
@@ -331,13 +344,12 @@ def project_to_plane(points: Tensor) -> tuple[Tensor, float]:
 
 def compare_contexts(loaded_model: LoadedModel, request: ContextRequest) -> JSONDict:
     """Cosine similarity of a word between sentences, by layer, and its nearest neighbors alone."""
-    similarity = context(loaded_model.model, request.word, request.texts)
-    text_stack = similarity.text_stack
-    sentences = similarity.sentences
-    name = f"{text_stack.prefix}embed"
-    embeddings = torch.stack(
-        [_word_means(text_stack, [sentence], name)[0] for sentence in sentences]
-    )
+    model = loaded_model.model
+    text_stack = TextStack(model)
+    sentences = [find_word(text_stack, request.word, text) for text in request.texts]
+    check_num_tokens(model, [len(sentence.ids) for sentence in sentences])
+    similarity = context(model, request.word, request.texts)
+    embeddings = torch.stack([_word_embedding(text_stack, sentence) for sentence in sentences])
     unit = F.normalize(embeddings, dim=-1)
     pair_axis = similarity.axes[1]
     pairs = [label.split("·") for label in pair_axis.labels]
@@ -392,7 +404,9 @@ def compare_substitutes(
             text = sentence.text[:start] + substitute + sentence.text[end:]
             variants.append(locate_word(text_stack, text, start, start + len(substitute)))
         variants.insert(0, sentence)
-        per_step = max(1, MAX_STEP_TOKENS // max(len(variant.ids) for variant in variants))
+        longest = max(len(variant.ids) for variant in variants)
+        check_num_tokens(loaded_model.model, [longest])
+        per_step = max(1, affordable_tokens(loaded_model.model, MAX_STEP_COST) // longest)
         means: list[Tensor] = []
         for first in range(0, len(variants), per_step):
             means += _word_means(text_stack, variants[first : first + per_step], name)
@@ -407,6 +421,16 @@ def compare_substitutes(
     )
     title = f"similarity of {word!r} to substitutes"
     yield View(torch.stack(rows), axes, title, "cosine", signed=True, vmax=1.0, note=note)
+
+
+@torch.no_grad()
+def _word_embedding(text_stack: TextStack, sentence: WordInSentence) -> Tensor:
+    """The embedding of a sentence's word, averaged over its tokens."""
+    ids = [sentence.ids[position] for position in sentence.word_positions]
+    embeddings: Tensor = text_stack.stack.embed(
+        torch.tensor([ids], device=text_stack.embedding.device)
+    )
+    return embeddings[0].float().cpu().mean(dim=0)
 
 
 def _word_means(
