@@ -23,7 +23,7 @@ def check_tokenizer_json(text: str) -> None:
     """Raise if reading a tokenizer.json would fill memory or abort the process."""
     fields = json.loads(text, object_pairs_hook=_unique_keys)
     if not isinstance(fields, dict):
-        raise ClearheadError("a tokenizer.json must be an object.")
+        raise TypeError("it must be an object")
     _check_token_ids(fields)
     for charsmap in _character_maps(fields.get("normalizer")):
         check_character_map(base64.b64decode(charsmap))
