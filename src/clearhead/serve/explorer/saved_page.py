@@ -18,7 +18,7 @@ from clearhead.serve.explorer.requests import DEFAULT_NUM_BEAMS, RunRequest
 from clearhead.serve.explorer.routes.measurements import CONTRAST_NAMES
 
 MAX_PATTERN_BYTES = 24 << 20  # of embedded attention patterns
-MAX_MEASURED_PARAMETERS = 50_000_000  # larger models are measured on request
+MAX_MEASURED_PARAMETERS = 50_000_000  # larger models would take minutes
 DEFAULT_OFFSET = 4  # of the shifted text
 MAX_LAYERS = 12  # of embedded block and head comparisons
 MEDIA_FIELDS = ("image", "audio")

@@ -4,11 +4,11 @@ import { html, nothing } from "lit-html";
 import { snapshot } from "ch/api";
 import { button } from "ch/controls";
 import { CHAT_MODEL, ENCODER, modelOffer, SENTENCES } from "ch/downloads";
-import { formatCount } from "ch/format";
+import { abbreviateCount, formatCount } from "ch/format";
 import { decodedView, getJson, modelUrl, renderResource } from "ch/requests";
 import { notify } from "ch/state";
 
-const MAX_AUTO_PARAMETERS = 5e7; // larger models are measured on request: it takes a minute
+const MAX_AUTO_PARAMETERS = 2e8; // larger models are measured on request: it takes a minute
 const requested = new Set(); // names of larger models
 
 /** Of each contrast: what a head may do, its words, and models in which a head does it. */
@@ -42,7 +42,10 @@ function measured(card, path, template) {
 			notify();
 		};
 		return html`<p>
-			${button("Measure this model", measure)} <span class="hint">A minute.</span>
+			${button("Measure this model", measure)} <span class="hint"
+				>It reads many sentences: with ${abbreviateCount(card.num_parameters)} parameters, a minute
+				or more.</span
+			>
 		</p>`;
 	}
 	const result = getJson(`${modelUrl(card.name)}/${path}`, `measured ${path}`);
@@ -53,12 +56,15 @@ function measured(card, path, template) {
 	return renderResource(result, template, "Measuring this model on many sentences…");
 }
 
-const signed = (value) => value.toFixed(2).replace("-", "−");
+const signed = (value) => value.toFixed(2).replace(/^-(?!0\.00$)/, "−").replace("-", "");
 
 const list = (words, word) =>
 	[words.slice(0, -1).join(", "), words.at(-1)].filter(Boolean).join(` ${word} `);
 const interval = ([, , difference, low, high]) =>
 	`difference ${signed(difference)}, 95% ${signed(low)} to ${signed(high)}`;
+
+/** Scroll to the heat map of the selected head. */
+const scrollToHead = () => document.querySelector(".heads > div")?.scrollIntoView();
 
 /** The claim as far as it holds against each kind of control. */
 function claimText({ claim }, { has_clear_effect: isClear, by_control: controls }) {
@@ -75,15 +81,22 @@ function claimText({ claim }, { has_clear_effect: isClear, by_control: controls 
 
 /**
  * What the best heads of the model give in a contrast, and the model that does it if this one does not.
- * @param {Card} card @param {string} name @param {(layer: number, head: number) => void} select
+ * @param {Card} card @param {string} name
+ * @param {(layer: number, head: number, replace: boolean) => void} select
  * @param {(card: Card) => void} open with another model
+ * @param {boolean} [isSelected] whether to select the best head at once
  */
-export function contrastResult(card, name, select, open) {
+export function contrastResult(card, name, select, open, isSelected = false) {
 	const { effect, control, limit, models } = CONTRASTS[name];
 	return measured(card, `contrasts/${name}`, (result) => {
 		const statistics = decodedView(result.view).values;
 		const [to, other] = statistics;
 		const [layer, head] = result.heads[0];
+		if (isSelected) queueMicrotask(() => select(layer, head, true));
+		const show = () => {
+			select(layer, head, false);
+			requestAnimationFrame(() => requestAnimationFrame(scrollToHead));
+		};
 		const isClear =
 			result.has_clear_effect && result.by_control.every(({ statistics: [, , , low] }) => low > 0);
 		const kinds = result.by_control.map(
@@ -96,7 +109,7 @@ export function contrastResult(card, name, select, open) {
 				(${formatCount(result.num_pairs)} held-out pairs;
 				${interval(statistics)}).${kinds.length ? ` By control: ${kinds.join("; ")}.` : ""}
 				${limit && result.has_clear_effect ? limit : nothing}
-				${button("Show this head", () => select(layer, head), { kind: "quiet" })}
+				${button("Show this head", show, { kind: "quiet" })}
 			</p>
 			${isClear ? nothing : modelOffer(models, open)}`;
 	});

@@ -40,6 +40,7 @@ registerDefaults({
 	simplest: false,
 	lookup: false,
 	hypothesis: "",
+	best_head: false, // select the head that is found for the hypothesis
 	score_heads: false,
 	compare_text: "",
 });
@@ -97,7 +98,7 @@ function presets(context) {
 					type="button"
 					class="quiet"
 					aria-pressed=${state.hypothesis === hypothesis}
-					@click=${() => set({ text, compare_text: comparison, hypothesis, cell: "", pins: [] })}>
+					@click=${() => set({ text, compare_text: comparison, hypothesis, best_head: true, cell: "", pins: [] })}>
 					${label}
 				</button>`
 			: nothing;
@@ -120,12 +121,13 @@ function presets(context) {
 /** Whether a head does what the sentence suggests, measured on many sentences with controls. */
 function hypothesisSection(context) {
 	const { card, state, set, text } = context;
-	const { hypothesis, compare_text } = state;
+	const { hypothesis, compare_text, best_head } = state;
 	if (!hasPresets(context) || !Object.hasOwn(CONTRASTS, hypothesis)) return nothing;
-	const select = (layer, head) => set({ part: "attention", layer, head, cell: "" });
-	const open = ({ name }) => set({ model: name, text, compare_text, hypothesis });
+	const select = (layer, head, replace) =>
+		set({ part: "attention", layer, head, cell: "", best_head: false }, { replace });
+	const open = ({ name }) => set({ model: name, text, compare_text, hypothesis, best_head: true });
 	return html`<section class="hypothesis" aria-label="measured">
-		${contrastResult(card, hypothesis, select, open)}
+		${contrastResult(card, hypothesis, select, open, best_head)}
 	</section>`;
 }
 

@@ -79,7 +79,11 @@ export function classificationFigure({ card }, body) {
 					.valueName=${"probability"}
 					.label=${"classes"}
 					.baseline=${edited?.value ? order.map((i) => labels[i].probability) : null}></ch-bar-chart
-				>${labels.length > MAX_CLASSES ? html`<p class="badge">the first ${MAX_CLASSES} of ${labels.length}</p>` : nothing}`;
+				>${labels.length > MAX_CLASSES ? html`<p class="badge">the first ${MAX_CLASSES} of ${labels.length}</p>` : nothing}
+				<p class="hint">
+					Logits, the dot products with the row of each class:
+					${order.map((i) => `${current[i].text} ${formatNumber(current[i].logit, 3)}`).join(", ")}.
+				</p>`;
 		})}</ch-figure
 	>`;
 }

@@ -23,11 +23,22 @@ const ABSOLUTE_POSITIONS = ["learned", "sinusoidal"];
 const hypothesisChanges = (hypothesis, texts) => (card) => {
 	const [text, compare_text] = texts(card.examples);
 	if (!readsOneText(card) || !text || text === compare_text) return null;
-	return { text, compare_text, hypothesis, lines: false };
+	return { text, compare_text, hypothesis, lines: false, best_head: true };
 };
+
+const UNDECIDED = /^The chicken .* it(?= )/; // the example up to "it"
 
 const noChanges = () => ({});
 const NO_SELECTION = { query: -1, key: -1 };
+
+/** Bundled and published models with a view; other views are those of any model. */
+const MODELS = {
+	translate: ["en-de"],
+	fill: ["fill"],
+	chat: [CHAT_MODEL],
+	patches: ["digits"],
+	compare: [],
+};
 
 const REQUIREMENTS = {
 	translate: "an encoder-decoder",
@@ -79,7 +90,7 @@ const CHAPTERS = [
 				title: "Equal differences",
 				changes: () => ({ equation: "queen - king = woman - man" }),
 				target: ".equation",
-				text: "E(queen) − E(king) = E(woman) − E(man): if a direction means gender, the two arrows are parallel. The cosine says how parallel they are, and random words say what chance gives.",
+				text: "E(queen) − E(king) = E(woman) − E(man): if a direction means gender, the two arrows are parallel. The cosine says how parallel they are, and one word of the right side replaced by random words is the control.",
 			},
 			{
 				id: "L1.5",
@@ -316,11 +327,19 @@ const CHAPTERS = [
 		stops: [
 			{
 				id: "L5.1",
-				view: "predict",
+				view: (card) => (card.head === "classification" ? "classify" : "predict"),
 				title: "Unembedding",
-				changes: (card) => (isDecoder(card) ? { text: card.examples.prompt } : null),
-				target: "How a logit is computed",
-				text: "The last vector times one row per token of the vocabulary gives the logits. With tied weights, these rows are the embeddings.",
+				changes: (card) =>
+					card.head === "classification"
+						? {}
+						: isDecoder(card)
+							? { text: card.examples.prompt }
+							: null,
+				target: /^(How a logit is computed|Prediction$)/,
+				text: ({ head }) =>
+					head === "classification"
+						? "A classifier needs no vocabulary: the vector of the text times one row per class gives the logits, and their softmax the probabilities."
+						: "The last vector times one row per token of the vocabulary gives the logits. With tied weights, these rows are the embeddings.",
 			},
 			{
 				id: "L5.2a",
@@ -347,6 +366,18 @@ const CHAPTERS = [
 				changes: (card) => (isDecoder(card) ? { text: card.examples.attention_text } : null),
 				target: "Prediction after each layer",
 				text: "Every position predicts its next token, so one forward pass trains on all tokens at once.",
+			},
+			{
+				id: "L5.3a",
+				needs: "a language model",
+				view: "lens",
+				title: "Undecided at “it”",
+				changes: (card) =>
+					isDecoder(card) && UNDECIDED.test(card.examples.coreference[0])
+						? { text: UNDECIDED.exec(card.examples.coreference[0])[0] }
+						: null,
+				target: "Prediction after each layer",
+				text: "“The chicken didn't cross the road because it …”: is it the chicken or the road? That depends on words to come, tired or wide, which a model with a causal mask has not read at “it”. Here is what it predicts.",
 			},
 			{
 				id: "L5.4",
@@ -385,7 +416,7 @@ const CHAPTERS = [
 							}
 						: null,
 				target: "Model input",
-				text: "“You are an apple”: system prompt and messages are joined into one longer prompt; here are its tokens. The model only continues them. Press Answer with both, below, to compare an apple with a pirate.",
+				text: "“You are an apple”: system prompt and messages are joined into one longer prompt; here are its tokens. The model only continues them. The system prompt changes who answers, not always: press Answer with both, below, to compare an apple with a pirate.",
 			},
 		],
 	},
@@ -467,6 +498,7 @@ function tourStops(card) {
 				text,
 				part,
 				view,
+				models: stop.download ? [stop.download] : (MODELS[preferred] ?? ["story"]),
 				needs: stop.needs ?? REQUIREMENTS[preferred] ?? "a model with a single text input",
 			};
 		}),
@@ -577,11 +609,12 @@ const goToStop = (card, id) =>
 		tourStops(card).find((stop) => stop.id === id),
 	);
 
-/** The stops that the current model can show, and the index of the current one. */
+/** The stops that the current model can show and the current one, and the index of that. */
 function currentStops() {
 	const card = currentCard().value;
-	const stops = card ? tourStops(card).filter(({ view }) => view) : [];
-	return { card, stops, index: stops.findIndex(({ id }) => id === state().tour) };
+	const isCurrent = ({ id }) => id === state().tour;
+	const stops = card ? tourStops(card).filter((stop) => stop.view || isCurrent(stop)) : [];
+	return { card, stops, index: stops.findIndex(isCurrent) };
 }
 
 /** Go to the next or previous stop. */
@@ -610,11 +643,11 @@ let isLinkToStop = Boolean(state().tour) && !/[#&]view=/.test(location.hash);
 function renderCaption() {
 	const { card, stops, index } = currentStops();
 	const stop = stops[index];
-	if (stop && isLinkToStop) {
+	if (stop?.view && isLinkToStop) {
 		isLinkToStop = false;
 		return goTo(card, stop);
 	}
-	const isAway = stop && stop.view !== state().view;
+	const isAway = stop?.view && stop.view !== state().view;
 	captionHost.hidden = !stop || state().view === "tour";
 	document.body.classList.toggle("touring", !captionHost.hidden);
 	render(
@@ -628,6 +661,7 @@ function renderCaption() {
 					</p>
 					<h2>${stop.title}</h2>
 					<p class="text">${stop.text}</p>
+					${stop.view ? nothing : offerOf(stop, card)}
 					<p class="tour-buttons">
 						<button type="button" ?disabled=${index === 0} @click=${() => moveBy(-1)}>Back</button>
 						${isAway ? button("Return", () => goTo(card, stop), { kind: "main" }) : button(index === stops.length - 1 ? "Finish" : "Next", () => moveBy(1), { kind: "main" })}
@@ -635,7 +669,15 @@ function renderCaption() {
 					</p>`,
 		captionHost,
 	);
-	highlight(captionHost.hidden || isAway ? null : stop);
+	highlight(captionHost.hidden || isAway || !stop.view ? null : stop);
+}
+
+/** What a stop requires that this model does not have, and a model that has it. */
+function offerOf(stop, card) {
+	const other = stopOfOtherModel(stop, card);
+	const open = (card) => goToStop(card, stop.id);
+	return html`<p class="needs">${card.name} cannot show this. It requires ${stop.needs}.</p>
+		${other.card ? button(`Open with ${other.card.name}`, () => open(other.card)) : modelOffer(stop.models, open)}`;
 }
 
 let highlighted = null;

@@ -152,9 +152,10 @@ function equationSummary({ view, sides }) {
 	const [cosine, mean, low, high] = decodedView(view).values;
 	const [average, from, to] = [mean, low, high].map((value) => value.toFixed(2).replace("-", "−"));
 	return html`The cosine of ${sides[0].text} and ${sides[1].text} is
-		<b data-fact="cosine" data-value=${cosine}>${formatNumber(cosine)}</b>; with random words on the
-		right side it is ${average} on average, and between ${from} and ${to} for 95% of them.
-		${cosine > high ? "The two are more alike than chance, but equal only at 1." : "In these vectors they are no more alike than chance."}`;
+		<b data-fact="cosine" data-value=${cosine}>${formatNumber(cosine)}</b>; with one word of the
+		right side replaced by random words it is ${average} on average, and between ${from} and ${to}
+		for 95% of them.
+		${cosine > high ? "The two are more alike than with a random word, but equal only at 1." : "In these vectors they are no more alike than with a random word."}`;
 }
 
 /** An arrow from the second to the first word of each side that is a difference. */

@@ -332,7 +332,7 @@ def _describe_mask(
 def classify_text(
     runs: RunStore, loaded_model: LoadedModel, request: ClassifyRunRequest
 ) -> JSONDict:
-    """Probabilities of all labels, or the value that a regression model predicts."""
+    """Probabilities and logits of all labels, or the value that a regression model predicts."""
     model = loaded_model.model
     check_can_classify(model.config.model)
     inputs = request.model_inputs(model)
@@ -347,8 +347,10 @@ def classify_text(
     if isinstance(model.config.model.head, c.RegressionHead):
         return {"value": result.score, "labels": None}
     labels = [
-        {"text": label, "probability": probability}
-        for label, probability in result.probabilities.items()
+        {"text": label, "probability": probability, "logit": logit}
+        for (label, probability), logit in zip(
+            result.probabilities.items(), logits.tolist(), strict=True
+        )
     ]
     return {"value": None, "labels": labels}
 
