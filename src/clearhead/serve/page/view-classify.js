@@ -81,7 +81,7 @@ export function classificationFigure({ card }, body) {
 					.baseline=${edited?.value ? order.map((i) => labels[i].probability) : null}></ch-bar-chart
 				>${labels.length > MAX_CLASSES ? html`<p class="badge">the first ${MAX_CLASSES} of ${labels.length}</p>` : nothing}
 				<p class="hint">
-					Logits, the dot products with the row of each class:
+					Logits, the dot product with the row of each class plus its bias:
 					${order.map((i) => `${current[i].text} ${formatNumber(current[i].logit, 3)}`).join(", ")}.
 				</p>`;
 		})}</ch-figure

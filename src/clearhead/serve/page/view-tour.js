@@ -338,7 +338,7 @@ const CHAPTERS = [
 				target: /^(How a logit is computed|Prediction$)/,
 				text: ({ head }) =>
 					head === "classification"
-						? "A classifier needs no vocabulary: the vector of the text times one row per class gives the logits, and their softmax the probabilities."
+						? "A classifier needs no vocabulary: the vector of the text times one row per class, plus a bias, gives the logits, and their softmax the probabilities."
 						: "The last vector times one row per token of the vocabulary gives the logits. With tied weights, these rows are the embeddings.",
 			},
 			{
