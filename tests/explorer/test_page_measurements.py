@@ -36,7 +36,8 @@ def test_adjectives_are_measured_for_each_kind_of_control(model):
     assert kinds[0::3][1:4] == ["dog cake", "house window", "water box"]
     assert kinds[1::3][1:4] == ["saw found", "ate slept", "played sat"]
     assert kinds[2::3][1:4] == ["soon suddenly", "never slowly", "again always"]
-    result = measurements.measure_heads(model, "adjectives")
+    *steps, result = measurements.measure_heads(model, "adjectives")
+    assert steps == [None] * 5
     layer, head = result["heads"][0]
     assert [control["kind"] for control in result["by_control"]] == ["nouns", "verbs", "adverbs"]
     for i, control in enumerate(result["by_control"]):
@@ -46,11 +47,12 @@ def test_adjectives_are_measured_for_each_kind_of_control(model):
         found = control["statistics"]
         assert found[:3] == pytest.approx([effect, other, effect - other], abs=1e-5)
         assert found[3] <= found[2] <= found[4]
-    assert measurements.measure_heads(model, "it")["by_control"] == []
+    *_, result = measurements.measure_heads(model, "it")
+    assert result["by_control"] == []
 
 
 def test_senses_are_measured_with_controls(model):
-    result = measurements.measure_senses(model)
+    *_, result = measurements.measure_senses(model)
     senses = [sense for sense, texts in MOLE_SENSES.items() for _ in texts]
     texts = [text for texts in MOLE_SENSES.values() for text in texts]
     assert [control["word"] for control in result["controls"]] == ["thing", "table", "one"]
@@ -80,7 +82,7 @@ def test_mole_exceeds_words_that_do_not_change_with_the_sense(model, monkeypatch
 
     monkeypatch.setattr(measurements, "context", planted)
     for planted.separate, exceeds in ((["mole"], True), (["mole", "thing", "table", "one"], False)):
-        result = measurements.measure_senses(model)
+        *_, result = measurements.measure_senses(model)
         assert result["statistics"][3] > 0
         assert all((control["excess"][3] > 0) == exceeds for control in result["controls"])
 
@@ -93,7 +95,8 @@ def test_same_measurement_is_made_once(model, monkeypatch):
         if len(calls) == 1:
             raise ch.ClearheadError("no such word")
         time.sleep(0.05)
-        return {"same": 1.0}
+        yield None
+        yield {"same": 1.0}
 
     monkeypatch.setattr(measurements, "measure_senses", measure)
     with page_client({"m": model}) as client, ThreadPoolExecutor(2) as pool:

@@ -150,3 +150,30 @@ def test_unknown_names_are_refused(model):
 def test_the_text_must_fit_the_option(tmp_path, words, keyword):
     with pytest.raises(ch.ClearheadError, match=keyword):
         CliRunner().invoke(app, ["see", str(tmp_path), *words], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("pairs", [[("a", "b")] * 8, ["ab"] * 8, [PAIRS[0][0]] * 8])
+def test_pairs_must_be_of_examples(model, pairs):
+    with pytest.raises(ch.ClearheadError, match="AttentionExample"):
+        find_heads(model, pairs)
+
+
+def test_texts_are_tokenized_once_and_not_longer_than_the_context(model, monkeypatch):
+    encode = ch.Tokenizer.encode
+    texts = []
+    monkeypatch.setattr(
+        ch.Tokenizer, "encode", lambda self, text: texts.append(text) or encode(self, text)
+    )
+    attention_to_words(model, [PAIRS[0][0]])
+    assert texts == [PAIRS[0][0].text]
+    monkeypatch.setattr(model.net, "forward", lambda *_, **__: pytest.fail("it was read"))
+    with pytest.raises(ch.ClearheadError, match="context of 64"):
+        attention_to_words(model, [PAIRS[0][0], AttentionExample("a", "a b " * 20, "b")])
+
+
+def test_tables_are_read_up_to_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(head_contrast, "MAX_PAIRS", 10)
+    path = tmp_path / "mine.tsv"
+    path.write_text(HEADER + "effect\ta\ta b\tb\n" * 11 + "Effect\n")
+    with pytest.raises(ch.ClearheadError, match=r"mine.tsv:12.*at most 10 pairs"):
+        read_contrast(path)

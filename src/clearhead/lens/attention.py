@@ -29,7 +29,7 @@ from clearhead.lens.hook_points import AttentionKind, attention_module, attentio
 from clearhead.lens.softmax import shifted_exponentials
 from clearhead.lens.text_stack import TextStack
 from clearhead.lens.view import Row, View, label_axes
-from clearhead.lens.word_in_context import locate_word
+from clearhead.lens.word_in_context import locate_words
 from clearhead.tokenizers.tokenizer import MASK_PLACEHOLDER, VISIBLE_WHITESPACE
 
 if TYPE_CHECKING:
@@ -708,8 +708,8 @@ def word_attention(model: "Model", word: str, text: str) -> WordAttention:
     check_type(word, str, "a word")
     check_type(text, str, "a text")
     words = [
-        (text[slice(*span)], locate_word(text_stack, text, *span).word_positions)
-        for span in word_spans(text)
+        (text[slice(*word.char_span)], word.word_positions)
+        for word in locate_words(text_stack, text, word_spans(text))
     ]
     occurrences = [i for i, (name, _) in enumerate(words) if name.casefold() == word.casefold()]
     if not occurrences:

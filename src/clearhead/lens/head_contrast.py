@@ -5,7 +5,7 @@ effect should be absent. The first half of the pairs chooses the heads, the seco
 them, so that a head that was chosen by chance does not keep its advantage.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +20,7 @@ from clearhead.lens.argument_checks import check_model, check_top_k
 from clearhead.lens.attention import word_spans
 from clearhead.lens.text_stack import TextStack
 from clearhead.lens.view import View, label_axes
-from clearhead.lens.word_in_context import locate_word
+from clearhead.lens.word_in_context import locate_words
 from clearhead.progress_bar import progress_bar
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ def read_contrast(source: str | Path) -> list[tuple[AttentionExample, AttentionE
         kind, *values = (str(cell).strip() for cell in cells)
         if kind not in examples:
             raise ClearheadError(f"{location}: kind must be effect or control, got {kind!r:.40}.")
+        if len(examples[kind]) == MAX_PAIRS:
+            raise ClearheadError(f"{location}: a contrast has at most {MAX_PAIRS:,} pairs.")
         examples[kind].append(AttentionExample(*values))
     effects, controls = examples["effect"], examples["control"]
     if len(effects) != len(controls):
@@ -113,15 +115,30 @@ def find_heads(model: "Model", contrast: str | Path | Contrast, top_k: int = 5) 
     check_model(model)
     name = str(contrast) if isinstance(contrast, str | Path) else f"{len(contrast)} pairs"
     pairs = read_contrast(contrast) if isinstance(contrast, str | Path) else list(contrast)
+    _check_pairs(pairs)
+    weights = attention_to_words(model, [example for pair in pairs for example in pair])
+    return rank_heads(weights, name, top_k)
+
+
+def _check_pairs(pairs: Sequence[object]) -> None:
     if not MIN_PAIRS <= len(pairs) <= MAX_PAIRS:
         raise ClearheadError(
             f"a contrast needs {MIN_PAIRS} to {MAX_PAIRS:,} pairs of effect and control, "
             f"got {len(pairs):,}."
         )
-    weights = attention_to_words(model, [example for pair in pairs for example in pair])
-    weights = weights.unflatten(0, (len(pairs), 2))  # pair kind layer head
+    for pair in pairs:
+        examples = pair if isinstance(pair, list | tuple) else ()
+        if [isinstance(example, AttentionExample) for example in examples] != [True, True]:
+            raise ClearheadError(
+                f"a contrast must be a list of pairs of AttentionExample, got {pair!r:.80}."
+            )
+
+
+def rank_heads(weights: Tensor, name: str, top_k: int = 5) -> HeadContrast:
+    """`find_heads` from the attention to words in effects and controls, which take turns."""
+    weights = weights.unflatten(0, (-1, 2))  # pair kind layer head
     n_heads = weights.shape[-1]
-    chosen_by, measured = weights.flatten(2).tensor_split((len(pairs) // 2,))
+    chosen_by, measured = weights.flatten(2).tensor_split((len(weights) // 2,))
     differences = chosen_by[:, 0] - chosen_by[:, 1]
     ranking = differences.mean(dim=0) - 2 * differences.std(dim=0) / len(differences) ** 0.5
     heads = ranking.topk(min(check_top_k(top_k), len(ranking))).indices
@@ -154,26 +171,32 @@ def attention_to_words(model: "Model", examples: Sequence[AttentionExample]) -> 
 
     As in `word_attention`, the last token of the last occurrence of the word attends.
     """
+    num_batches = -(-len(examples) // TEXTS_PER_BATCH)
+    steps = attention_in_steps(model, examples)
+    return torch.cat(list(progress_bar(steps, num_batches, f"{len(examples)} texts")))
+
+
+def attention_in_steps(model: "Model", examples: Sequence[AttentionExample]) -> Iterator[Tensor]:
+    """The parts of `attention_to_words`, for programs that do something else between them."""
     text_stack = TextStack(model)
     names = [
         f"{text_stack.prefix}blocks.{i}.attn.pattern" for i in range(len(text_stack.stack.blocks))
     ]
     located = [_locate(text_stack, example) for example in examples]
-    batches = [located[i : i + TEXTS_PER_BATCH] for i in range(0, len(located), TEXTS_PER_BATCH)]
-    weights = []
-    for batch in progress_bar(batches, len(batches), f"{len(examples)} texts"):
+    for start in range(0, len(located), TEXTS_PER_BATCH):
+        batch = located[start : start + TEXTS_PER_BATCH]
         cache = text_stack.watch([ids for ids, _, _ in batch], names)
         patterns = torch.stack([cache[name].float().cpu() for name in names], dim=1)
-        weights += [
+        weights = [
             pattern[..., query, keys].sum(dim=-1)
             for pattern, (_, query, keys) in zip(patterns, batch, strict=True)
         ]
-    return torch.stack(weights)
+        yield torch.stack(weights)
 
 
 def _locate(text_stack: TextStack, example: AttentionExample) -> tuple[list[int], int, list[int]]:
     """The token ids, the position that attends, and the positions of the attended words."""
-    located = [locate_word(text_stack, example.text, *span) for span in word_spans(example.text)]
+    located = locate_words(text_stack, example.text, word_spans(example.text))
     words = [example.text[slice(*word.char_span)].casefold() for word in located]
     for word in (example.word, *example.attended.split()):
         if word.casefold() not in words:

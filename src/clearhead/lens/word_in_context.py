@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from clearhead.data.batch import check_text_length
 from clearhead.errors import ClearheadError, suggest
 from clearhead.lens.activation_cache import check_no_nan
 from clearhead.lens.argument_checks import check_model
@@ -221,6 +222,13 @@ def find_word(text_stack: TextStack, word: str, text: str) -> WordInSentence:
 
 def locate_word(text_stack: TextStack, text: str, start: int, end: int) -> WordInSentence:
     """The tokens of a sentence, and which of them overlap the characters from `start` to `end`."""
+    return locate_words(text_stack, text, [(start, end)])[0]
+
+
+def locate_words(
+    text_stack: TextStack, text: str, char_spans: Sequence[tuple[int, int]]
+) -> list[WordInSentence]:
+    """`locate_word` of several words of a sentence, which is tokenized once."""
     ids: list[int] = []
     spans: list[tuple[int, int]] = []
     for chunk_start, chunk_end, mask_token in split_at_masks(
@@ -238,12 +246,17 @@ def locate_word(text_stack: TextStack, text: str, start: int, end: int) -> WordI
         ids += encoding.ids
         spans += [(chunk_start + a, chunk_start + b) for a, b in encoding.offsets]
     num_bos = len(text_stack.bos_tokens)
-    return WordInSentence(
-        text,
-        ids=[*text_stack.bos_tokens, *ids, *text_stack.sep_tokens],
-        word_positions=[num_bos + i for i, (a, b) in enumerate(spans) if a < end and b > start],
-        char_span=(start, end),
-    )
+    ids = [*text_stack.bos_tokens, *ids, *text_stack.sep_tokens]
+    check_text_length(len(ids), text_stack.stack.context_length)
+    return [
+        WordInSentence(
+            text,
+            ids=ids,
+            word_positions=[num_bos + i for i, (a, b) in enumerate(spans) if a < end and b > start],
+            char_span=(start, end),
+        )
+        for start, end in char_spans
+    ]
 
 
 def _word_vectors(

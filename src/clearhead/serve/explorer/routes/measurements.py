@@ -1,15 +1,21 @@
 """What a model does on many sentences with controls, measured once per model."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
+import torch
 from fastapi import APIRouter
 from torch import Tensor
 
 from clearhead.api import Model
-from clearhead.lens.head_contrast import contrast_statistics, find_heads, read_contrast
+from clearhead.lens.head_contrast import (
+    attention_in_steps,
+    contrast_statistics,
+    rank_heads,
+    read_contrast,
+)
 from clearhead.lens.word_in_context import context
 from clearhead.serve.errors import JSONDict
 from clearhead.serve.explorer.example_inputs import MOLE_CONTROLS, MOLE_SENSES
@@ -35,14 +41,14 @@ class Measurements:
         self,
         loaded_model: LoadedModel,
         name: str,
-        measure: Callable[..., JSONDict],
+        measure: Callable[..., Iterator[JSONDict | None]],
         *arguments: object,
     ) -> JSONDict:
         key = (loaded_model.fingerprint, name)
         if key not in self._tasks:
             while len(self._tasks) >= MAX_MEASUREMENTS:
                 self._tasks.pop(next(iter(self._tasks)))
-            call = self._executor.submit(measure, loaded_model.model, *arguments)
+            call = self._executor.run_steps(measure(loaded_model.model, *arguments))
             task = asyncio.create_task(call)
             task.add_done_callback(lambda finished: self._forget_failure(key, finished))
             self._tasks[key] = task
@@ -72,18 +78,26 @@ def measurement_routes(executor: ExplorerExecutor) -> APIRouter:
     return router
 
 
-def measure_heads(model: Model, contrast: str) -> JSONDict:
-    """The best heads, and the statistics of the first one for each kind of control."""
-    view = find_heads(model, contrast)
+def measure_heads(model: Model, contrast: str) -> Iterator[JSONDict | None]:
+    """The best heads, and the statistics of the first one for each kind of control.
+
+    They come after a None for each step in which the texts are read.
+    """
+    weights = []
+    examples = [example for pair in read_contrast(contrast) for example in pair]
+    for part in attention_in_steps(model, examples):
+        weights.append(part)
+        yield None
+    view = rank_heads(torch.cat(weights), contrast)
     kinds = CONTROL_KINDS.get(contrast, ())
-    first = len(read_contrast(contrast)) - view.num_pairs
+    first = len(examples) // 2 - view.num_pairs
     by_control = []
     for i, kind in enumerate(kinds):
         statistics = contrast_statistics(
             view.measured[(i - first) % len(kinds) :: len(kinds), :, 0]
         )
         by_control.append({"kind": kind, "statistics": _numbers(statistics)})
-    return {
+    yield {
         "view": view_to_dict(view),
         "heads": view.heads,
         "num_pairs": view.num_pairs,
@@ -92,10 +106,11 @@ def measure_heads(model: Model, contrast: str) -> JSONDict:
     }
 
 
-def measure_senses(model: Model) -> JSONDict:
+def measure_senses(model: Model) -> Iterator[JSONDict | None]:
     """How the vectors of "mole" after the last layer separate by sense, and those of controls.
 
-    `excess` has the statistics of "mole" minus those of a control in the same sentences.
+    `excess` has the statistics of "mole" minus those of a control in the same sentences. The
+    result comes after a None for each word.
     """
     senses = [sense for sense, texts in MOLE_SENSES.items() for _ in texts]
     texts = [text for texts in MOLE_SENSES.values() for text in texts]
@@ -103,6 +118,7 @@ def measure_senses(model: Model) -> JSONDict:
     controls = []
     for word in MOLE_CONTROLS:
         control = context(model, word, [text.replace("mole", word) for text in texts])
+        yield None
         excess = replace(mole, values=mole.values - control.values)
         controls.append(
             {
@@ -111,7 +127,7 @@ def measure_senses(model: Model) -> JSONDict:
                 "excess": _numbers(excess.by_sense(senses).values[-1]),
             }
         )
-    return {
+    yield {
         "senses": list(MOLE_SENSES),
         "num_sentences": len(texts),
         "word": "mole",
