@@ -23,6 +23,9 @@ CONTROL_PICTURES = {
     **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
     0x7F: 0x2421,
     **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+    # Bidirectional controls, which change the order in which text is shown.
+    **dict.fromkeys((0x061C, 0x200E, 0x200F), 0xFFFD),
+    **dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD),
 }
 MAX_SHOWN_INT = 10**60  # larger integers are not printed
 

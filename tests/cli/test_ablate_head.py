@@ -108,3 +108,20 @@ def test_invalid_heads_are_refused(folders, words, message):
     result = CliRunner().invoke(app, [command, folders["tiny-decoder"], *rest])
     assert isinstance(result.exception, ch.ClearheadError)
     assert message in str(result.exception)
+
+
+@pytest.mark.parametrize("words", [[], ["--layer", "0"], ["--layer", "-2"]])
+def test_heads_without_effect_on_simple_attention_are_refused(folders, words):
+    command = ["see", folders["tiny-decoder"], "abc", "--what", "simple-attention", *words]
+    assert run(*command)
+    with pytest.raises(ch.ClearheadError, match="--layer 1 or a later"):
+        run(*command, "--ablate-head", "1.0")
+    changed = run(*command, "--layer", "-1", "--ablate-head", "1.0")
+    assert changed != run(*command, "--layer", "-1")
+
+
+def test_an_empty_against_is_refused(folders):
+    with pytest.raises(ch.ClearheadError, match="--against"):
+        run("see", folders["tiny-decoder"], "abc", "--what", "attribution", "--against", "")
+    with pytest.raises(ch.ClearheadError, match="--against"):
+        run("verify", folders["tiny-decoder"], "--against", "")

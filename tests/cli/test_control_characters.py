@@ -1,6 +1,7 @@
 """Control characters of models, data and file names do not reach a terminal."""
 
 import sys
+import unicodedata
 
 import pytest
 import torch
@@ -38,6 +39,12 @@ def classifier(tmp_path_factory):
 
 def test_visible_characters_replace_controls_one_by_one():
     assert escape_controls("a\tb\n\x1b[1m\r\x7f\x9b é🐔") == "a\tb\n␛[1m␍␡\ufffd é🐔"
+
+
+@pytest.mark.parametrize("code", [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), 0x2066, 0x2069])
+def test_controls_of_the_direction_are_replaced(code):
+    assert unicodedata.category(chr(code)) == "Cf"
+    assert escape_controls(f"safe{chr(code)}exe") == "safe\ufffdexe"
 
 
 def test_class_labels(classifier, monkeypatch, capsys):

@@ -40,15 +40,18 @@ def see(*words):
 def test_every_view_prints_and_saves(folders, what, tmp_path):
     needed = REQUIRED.get(what, [])
     folder = folders["--source" in needed]
-    assert len(see(folder, "abcab", "--what", what, *needed).splitlines()) > 2
+    text = [] if what == "positions" else ["abcab"]
+    assert len(see(folder, *text, "--what", what, *needed).splitlines()) > 2
     for ending in ("png", "csv"):
         assert "saved" in see(
-            folder, "abcab", "--what", what, *needed, "--output", str(tmp_path / f"x.{ending}")
+            folder, *text, "--what", what, *needed, "--output", str(tmp_path / f"x.{ending}")
         )
 
 
 def test_positions_need_no_text(folders):
-    assert see(folders[0], "--what", "positions") == see(folders[0], "abc", "--what", "positions")
+    assert see(folders[0], "--what", "positions")
+    with pytest.raises(ch.ClearheadError, match="needs no text"):
+        see(folders[0], "abc", "--what", "positions")
 
 
 def test_file_contains_all_heads_and_terminal_one(folders, tmp_path):
@@ -96,7 +99,7 @@ def test_values_do_not_rely_on_color(folders):
 
 def test_positions_fit_the_terminal(folders, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    shown = see(folders[0], "abc", "--what", "positions").splitlines()
+    shown = see(folders[0], "--what", "positions").splitlines()
     assert len(shown) <= 24
     assert max(map(len, shown)) <= 100
 
@@ -158,7 +161,8 @@ def test_options_change_the_view(folders, what):
     for option in VIEW_OPTIONS[what]:
         if option in ("source", "against"):  # `source` is given already, `against` needs a token
             continue
-        words = [folder, "abcab", "--what", what, *options]
+        text = [] if what == "positions" else ["abcab"]
+        words = [folder, *text, "--what", what, *options]
         if option == "ablate-head" and "layer" in VIEW_OPTIONS[what]:
             words += ["--layer", "1"]  # ablation in layer 0 changes only later layers
         assert see(*words, *OPTIONS[option]) != see(*words)

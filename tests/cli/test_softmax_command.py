@@ -26,6 +26,7 @@ def test_logits_may_have_names_signs_and_commas(tmp_path):
     lines = [line.split(",")[:2] for line in path.read_text().splitlines()[1:]]
     assert lines == [["0", "-5.0"], ["1", "6.0"], ["cat", "10.0"], ["masked", "-inf"]]
     assert "-5" in run("softmax", "-5 6")
+    assert "5" in run("softmax", "1,5")  # two logits
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,8 @@ def test_logits_may_have_names_signs_and_commas(tmp_path):
         (["a=6 a=5"], "two logits named 'a'"),
         (["6 nan"], "finite"),
         (["  "], "at least one"),
+        (["1,5 2"], "comma in '1,5'"),
+        (["cat=1,5; dog=2"], "comma"),
         (["6 5", "--temperature", "-1"], "temperature"),
         (["6 5", "--output", "x.pdf"], "must end in"),
     ],

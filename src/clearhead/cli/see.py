@@ -156,7 +156,11 @@ def see(
     what = what or _implied_view(options)
     _check_options(what, [name for name, value in options.items() if value is not None])
     if what == "positions":  # they are those of any text
-        text = text or ""
+        if text is not None:
+            raise ClearheadError("--what positions needs no text; positions are those of any text.")
+        text = ""
+    if against == "":
+        raise ClearheadError("--against must be a token or a label, got an empty text.")
     _check_text(text, find_head)
     loaded = load(model)
     if find_head is not None and text is None:
@@ -169,6 +173,8 @@ def see(
         show_or_save(lens.word_attention(loaded, word, text).find_heads(attended), output)
         return
     _check_model(loaded, what, source)
+    if what == "simple-attention":
+        _check_ablated(loaded, layer, ablate_head)
     if output is None and what != "simple-attention":  # a terminal shows one head
         layer = layer or 0
         head = head or 0
@@ -246,6 +252,22 @@ def _check_model(model: "Model", what: str, source: str | None) -> None:
         raise ClearheadError(f"--what {what} needs an encoder-decoder, not {m.architecture.kind}.")
     if is_encoder_decoder and source is None:
         raise ClearheadError("this model is an encoder-decoder; give its input with --source.")
+
+
+def _check_ablated(model: "Model", layer: int | None, ablated: list[str]) -> None:
+    """Raise for an ablated head that the embeddings, or the stream after a layer, do not depend on.
+
+    Wrong heads and layers are left to the functions that use them.
+    """
+    n_layers = model.config.model.n_layers
+    last = -1 if layer is None else layer + n_layers if layer < 0 else layer
+    for head in ablated:
+        head_layer = head.partition(".")[0]
+        if head_layer.isdecimal() and last < int(head_layer) < n_layers:
+            raise ClearheadError(
+                f"--ablate-head {head} does not change simple-attention; it needs --layer "
+                f"{int(head_layer)} or a later one."
+            )
 
 
 def _make_view(

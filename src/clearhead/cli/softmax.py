@@ -35,6 +35,10 @@ def softmax(
 
 def _parse_logits(text: str) -> dict[str, float]:
     """The logits by name; those without a name have their index."""
+    if (comma := re.search(r"\d,\d", text)) and re.search(r"[\s;]", text.strip()):
+        raise ClearheadError(
+            f"the comma in {comma[0]!r} may be a decimal one; write 1.5, or a space after it."
+        )
     logits: dict[str, float] = {}
     for i, part in enumerate(filter(None, re.split(r"[\s,;]+", text))):
         name, equals, number = part.rpartition("=")

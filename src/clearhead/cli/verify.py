@@ -20,7 +20,7 @@ def verify(
         show_default=False,
     ),
     against: str = typer.Option(
-        "",
+        None,
         metavar="transformers",
         help="Instead compare logits, tokens and chat prompts of a Hugging Face folder with those"
         " of this library.",
@@ -46,7 +46,7 @@ def verify(
     is_preset = model in presets
     if changes and not is_preset:
         raise ClearheadError(f"{model} is a saved model; only presets can be changed.")
-    if against not in ("", "transformers"):
+    if against not in (None, "transformers"):
         raise ClearheadError(f"--against must be transformers, got {against!r}.")
     subject = new(presets[model].replace(**changes)) if is_preset else load(model)
     echo(f"{model}: {subject!r}{' with random weights' if is_preset else ''}\n")
