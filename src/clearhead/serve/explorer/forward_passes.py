@@ -352,7 +352,7 @@ class RunStore:
         start = time.perf_counter()
         inputs = request.model_inputs(model)
         batch = model.make_batch(**inputs)
-        self._check_length(model, batch)
+        self.check_length(model, batch)
         trace = Trace(model, batch, build_edits(request.edits, patched_values))
         run = Run(
             id=run_id,
@@ -365,7 +365,8 @@ class RunStore:
         )
         return self._runs.put(run_id, run)
 
-    def _check_length(self, model: Model, batch: Batch) -> None:
+    def check_length(self, model: Model, batch: Batch) -> None:
+        """Raise an error if the texts are too much for one turn; media have a fixed size."""
         texts = [
             ids
             for ids in (batch.inputs, batch.source)

@@ -338,9 +338,7 @@ def classify_text(
     inputs = request.model_inputs(model)
     if request.text_pair is not None:
         inputs["x"] = (request.text or "", request.text_pair)
-    batch = model.make_batch(**inputs)
-    if not batch.inputs.is_floating_point():
-        check_num_tokens(model, [batch.inputs.shape[1]])
+    runs.check_length(model, model.make_batch(**inputs))
     edits = runs.edits_for(loaded_model, request, request.source)
     logits = model.logits(**inputs, edits=edits).float()
     [result] = classification_results(logits[None], model.config)
