@@ -108,7 +108,7 @@ def test_caption_follows_the_measured_effect(page_on, monkeypatch, tmp_path, is_
     def measure(model, contrast):
         values = torch.tensor([[0.5, 0.1, 0.4, 0.3, 0.5], [0.2, 0.2, 0.0, -0.1, 0.1]])
         axes = label_axes({"head": ["1.1", "0.0"], "statistic": ["a", "b", "c", "d", "e"]})
-        return {
+        yield {
             "view": view_to_dict(View(values if is_clear else values.flip(0), axes, "", "weight")),
             "heads": [(1, 1), (0, 0)] if is_clear else [(0, 0), (1, 1)],
             "num_pairs": 20,
@@ -137,4 +137,36 @@ def test_caption_follows_the_measured_effect(page_on, monkeypatch, tmp_path, is_
         page.get_by_role("button", name="Show this head").click()
         assert [visit.state()[key] for key in ("layer", "head")] == ([1, 1] if is_clear else [0, 0])
         visit.wait_until("document.querySelector('.heads > div').getBoundingClientRect().top < 300")
+        assert not visit.complaints
+
+
+@pytest.mark.parametrize(
+    ("mole", "control", "excess", "claim"),
+    [
+        (0.1, -0.1, 0.1, "“mole” differs by its meaning."),
+        (0.1, 0.1, -0.1, "but any word does: its vector takes in the sentence."),
+        (0.1, -0.1, -0.1, "but not clearly more than other words in its place."),
+        (-0.1, -0.1, -0.1, "“mole” does not clearly differ between its meanings."),
+    ],
+)
+def test_caption_of_mole_follows_its_controls(page_on, monkeypatch, mole, control, excess, claim):
+    def statistics(low):
+        return [0.7, 0.5, 0.2, low, 0.4]
+
+    def measure(model):
+        exceeded = {"word": "one", "statistics": statistics(0.1), "excess": statistics(0.1)}
+        other = {"word": "thing", "statistics": statistics(control), "excess": statistics(excess)}
+        yield {
+            "senses": ["animal", "unit"],
+            "num_sentences": 18,
+            "word": "mole",
+            "statistics": statistics(mole),
+            "controls": [exceeded, other],
+        }
+
+    monkeypatch.setattr(measurements, "measure_senses", measure)
+    with page_on(byte_model(context_length=128)) as visit:
+        caption = visit.go("#tour=L3.1").page.locator(".context [data-clear]").inner_text()
+        assert claim in caption
+        assert ("by its meaning" in caption) == (excess > 0)
         assert not visit.complaints

@@ -29,6 +29,9 @@ MODELS = {
     "relative": lambda: ch.new("tiny-decoder", position="t5", **TEXTS),
     "encoder": lambda: ch.new("tiny-encoder", inference__mask_token=[257], **TEXTS),
     "translator": lambda: ch.new("tiny-encoder-decoder", **{**TEXTS, **BOTH}),
+    "classifier": lambda: ch.new(
+        "tiny-encoder", head="classification", inference__labels=["good", "bad"], **TEXTS
+    ),
     "pictures": lambda: ch.new("tiny-images"),
     "sound": lambda: ch.new("tiny-audio"),
 }
@@ -58,6 +61,11 @@ def check_claims(page, stop, say):
             )
         case "L4.3":
             assert ("subtract the mean, divide" in say) == ("μ =" in lit)
+        case "L5.1" if "classifier" in say:
+            assert "Logits" in lit
+        case "L5.3a":
+            text = page.locator("textarea[name=text]").input_value()
+            assert text == "The chicken didn't cross the road because it"
         case "L6.4":
             assert ("matrix" in say) <= ("matrix" in lit)
 
