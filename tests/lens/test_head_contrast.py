@@ -123,8 +123,8 @@ def test_file_equals_the_pairs(model, tmp_path):
         ([("Effect", "a", "a b", "b")], "effect or control"),
         ([("effect", "a", "a b", " ")], "not empty"),
         ([("effect", "a", "a b")], "columns"),
-        ([("effect", "a", "a b", "b"), ("control", "a", "a b", "c")] * 8, "'c' is not in"),
-        ([("effect", "a", "a b", "b"), ("control", "c", "a b", "b")] * 8, "'c' is not in"),
+        ([("effect", "b", "a b", "a"), ("control", "b", "a b", "c")] * 8, "'c' is not in"),
+        ([("effect", "b", "a b", "a"), ("control", "c", "a b", "a")] * 8, "'c' is not in"),
     ],
 )
 def test_unusable_tables_are_refused(model, tmp_path, rows, keyword):
@@ -177,3 +177,17 @@ def test_tables_are_read_up_to_the_limit(tmp_path, monkeypatch):
     path.write_text(HEADER + "effect\ta\ta b\tb\n" * 11 + "Effect\n")
     with pytest.raises(ch.ClearheadError, match=r"mine.tsv:12.*at most 10 pairs"):
         read_contrast(path)
+
+
+def test_a_decoder_cannot_attend_to_later_words(model):
+    later = AttentionExample("cat", "the cat sat, big", "big")
+    with pytest.raises(ch.ClearheadError, match="comes later"):
+        attention_to_words(model, [later])
+    encoder = ch.new("tiny-encoder", **BYTES)
+    assert attention_to_words(encoder, [later]).min() > 0
+
+
+def test_the_number_of_heads_is_checked_before_any_work(model, monkeypatch):
+    monkeypatch.setattr(head_contrast, "attention_to_words", None)
+    with pytest.raises(ch.ClearheadError, match="top_k"):
+        find_heads(model, PAIRS, top_k=0)

@@ -227,7 +227,7 @@ def _kinds(actual: Event) -> str:
 
 def _list_difference(expected: Sequence[object], actual: Event) -> str:
     if "list" not in actual and actual.get("array") is not None and len(actual["shape"]) == 1:
-        actual = {"list": [int(v) if v == int(v) else v for v in actual["array"] if v == v]}
+        actual = {"list": [int(v) if float(v).is_integer() else v for v in actual["array"]]}
     if "list" not in actual:
         return "returned an array, expected a list"
     values = [tuple(value) if isinstance(value, list) else value for value in actual["list"]]

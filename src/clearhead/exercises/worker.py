@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -48,25 +48,30 @@ def import_file(path: Path) -> ModuleType:
     return module
 
 
-def read_imports(path: Path) -> dict[str, str]:
-    """The names that the file imports, and the packages that they come from."""
-    imports: dict[str, str] = {}
+def imports_torch(path: Path) -> bool:
+    """Whether a file imports torch anywhere."""
+    modules = set[str]()
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
-            imports |= {alias.asname or alias.name: alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            imports |= {alias.asname or alias.name: node.module or "" for alias in node.names}
-    return {name: module.split(".")[0] for name, module in imports.items()}
+            modules.add(node.module or "")
+    return "torch" in {module.split(".")[0] for module in modules}
 
 
-def find_functions(module: ModuleType, path: Path, imports: dict[str, str]) -> list[str]:
-    """The exercises in a module, except what it imports from elsewhere than its own folder."""
+def find_functions(module: ModuleType, path: Path) -> list[str]:
+    """The exercises in a module, except functions from elsewhere than its own folder."""
 
-    def is_own(name: str) -> bool:
-        package = path.parent / imports.get(name, "")
-        return name not in imports or package.is_dir() or package.with_suffix(".py").is_file()
+    def is_own(value: object) -> bool:
+        if not isinstance(value, FunctionType | BuiltinFunctionType | type):
+            return True  # made here, such as a partial
+        package = (value.__module__ or "").split(".")[0]
+        if package == MODULE_NAME:
+            return True
+        in_folder = path.parent / package
+        return bool(package) and (in_folder.is_dir() or in_folder.with_suffix(".py").is_file())
 
-    return [name for name in EXERCISES if hasattr(module, name) and is_own(name)]
+    return [name for name in EXERCISES if hasattr(module, name) and is_own(getattr(module, name))]
 
 
 def to_argument(value: Any, as_tensors: bool) -> Any:
@@ -196,10 +201,9 @@ def main() -> None:
     except BaseException as error:  # as in `call`
         send({"error": describe_error(error, path)})
         return
-    imports = read_imports(path)
-    as_tensors = "torch" in imports.values()
+    as_tensors = imports_torch(path)
     functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-    found = find_functions(module, path, imports)
+    found = find_functions(module, path)
     send({"functions": functions, "found": found})
     for name in found:
         if name in names:

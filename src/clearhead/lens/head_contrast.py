@@ -113,6 +113,7 @@ def find_heads(model: "Model", contrast: str | Path | Contrast, top_k: int = 5) 
     difference with its 95% bootstrap interval.
     """
     check_model(model)
+    check_top_k(top_k)
     name = str(contrast) if isinstance(contrast, str | Path) else f"{len(contrast)} pairs"
     pairs = read_contrast(contrast) if isinstance(contrast, str | Path) else list(contrast)
     _check_pairs(pairs)
@@ -205,6 +206,11 @@ def _locate(text_stack: TextStack, example: AttentionExample) -> tuple[list[int]
             )
     query = max(n for n, word in enumerate(words) if word == example.word.casefold())
     attended = example.attended.casefold().split()
+    if text_stack.stack.is_causal and not any(word in attended for word in words[: query + 1]):
+        raise ClearheadError(
+            f"{example.word!r} cannot attend to {example.attended!r:.60}, which comes later in "
+            f"{example.text!r:.80}; a decoder attends to earlier words only."
+        )
     keys = {
         position
         for word, name in zip(located, words, strict=True)

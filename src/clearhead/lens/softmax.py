@@ -126,6 +126,9 @@ def _softmax_table(
     columns = {"logit": row}
     for temperature in temperatures:
         check_temperature(temperature)
+    if len(set(temperatures)) < len(temperatures):
+        raise ClearheadError(f"temperatures must differ, got {temperatures!r:.60}.")
+    for temperature in temperatures:
         if temperature:
             scaled = row / temperature
             exponentials = shifted_exponentials(row, temperature)
@@ -135,7 +138,7 @@ def _softmax_table(
             exponentials[row.argmax()] = 1
         steps = (scaled, exponentials, exponentials / exponentials.sum())
         for name, values in zip(STEPS, steps, strict=True):
-            columns[f"{name} (T={temperature:g})"] = values
+            columns[f"{name} (T={temperature:.16g})"] = values
     values = torch.stack([column[shown] for column in columns.values()], dim=1)
     return SoftmaxTable(
         values,
@@ -151,9 +154,12 @@ def _softmax_table(
 
 
 def _check_logit(value: object) -> float:
-    if not is_number(value) or math.isnan(value) or value == math.inf:
-        raise ClearheadError(f"a logit must be a finite number or −∞, got {value!r:.60}.")
-    return float(value)
+    try:
+        if is_number(value) and not math.isnan(value) and value != math.inf:
+            return float(value)
+    except OverflowError:  # an integer that no float can hold
+        pass
+    raise ClearheadError(f"a logit must be a finite number or −∞, got {value!r:.60}.")
 
 
 def _format(value: float) -> str:

@@ -42,13 +42,14 @@ function measured(card, path, template) {
 			notify();
 		};
 		return html`<p>
-			${button("Measure this model", measure)} <span class="hint"
+			${button("Measure this model", measure)}
+			<span class="hint"
 				>It reads many sentences: with ${abbreviateCount(card.num_parameters)} parameters, a minute
 				or more.</span
 			>
 		</p>`;
 	}
-	const result = getJson(`${modelUrl(card.name)}/${path}`, `measured ${path}`);
+	const result = getJson(`${modelUrl(card.name)}/${path}`, `measured ${card.name} ${path}`);
 	if (result.error) {
 		const reason = snapshot ? "this page was saved without the numbers." : result.error.message;
 		return html`<p class="hint">This model was not measured: ${reason}</p>`;
@@ -56,7 +57,11 @@ function measured(card, path, template) {
 	return renderResource(result, template, "Measuring this model on many sentences…");
 }
 
-const signed = (value) => value.toFixed(2).replace(/^-(?!0\.00$)/, "−").replace("-", "");
+const signed = (value) =>
+	value
+		.toFixed(2)
+		.replace(/^-(?!0\.00$)/, "−")
+		.replace("-", "");
 
 const list = (words, word) =>
 	[words.slice(0, -1).join(", "), words.at(-1)].filter(Boolean).join(` ${word} `);
@@ -105,8 +110,8 @@ export function contrastResult(card, name, select, open, isSelected = false) {
 		);
 		return html`<p data-clear=${isClear ? "true" : "false"}>
 				<b>${claimText(CONTRASTS[name], result)}</b> The best head, layer ${layer}, head ${head},
-				gives ${signed(to)} ${effect}, ${signed(other)} ${control}
-				(${formatCount(result.num_pairs)} held-out pairs;
+				gives ${signed(to)} ${effect}, ${signed(other)} ${control} (${formatCount(result.num_pairs)}
+				held-out pairs;
 				${interval(statistics)}).${kinds.length ? ` By control: ${kinds.join("; ")}.` : ""}
 				${limit && result.has_clear_effect ? limit : nothing}
 				${button("Show this head", show, { kind: "quiet" })}
@@ -131,8 +136,8 @@ export function sensesResult(card) {
 					? "“mole” differs between its meanings, but any word does: its vector takes in the sentence."
 					: "“mole” differs between its meanings, but not clearly more than other words in its place.";
 		return html`<p data-clear=${isClear ? "true" : "false"}>
-				<b>In this model, ${claim}</b> After the last layer its cosine is ${signed(within)} within a meaning
-				(${senses.join(", ")}) and ${signed(between)} between meanings (${count} sentences;
+				<b>In this model, ${claim}</b> After the last layer its cosine is ${signed(within)} within a
+				meaning (${senses.join(", ")}) and ${signed(between)} between meanings (${count} sentences;
 				${interval(statistics)}). In the same sentences:
 				${controls.map(({ word, statistics, excess }) => `“${word}” ${interval(statistics)} (mole minus ${word}: ${signed(excess[2])}, ${signed(excess[3])} to ${signed(excess[4])})`).join("; ")}.
 			</p>

@@ -472,8 +472,9 @@ function attentionSteps(context, { part, layer, head }, isMasked) {
 			isScaled ? FORMULAS.scores : FORMULAS.raw,
 			html`how well each key matches each query ${divide}
 				<span class="kernel"
-					>A bilinear form, or kernel, of two tokens: ${FORMULAS.bilinear}, with W_Q and W_K d × d_k;
-					with x a column of d, x_iᵀ W_Q W_Kᵀ x_j.${rotated ? " The rotations come between W_Q and W_Kᵀ." : ""}</span
+					>A bilinear form, or kernel, of two tokens: ${FORMULAS.bilinear}, with W_Q and W_K d ×
+					d_k; with x a column of d, x_iᵀ W_Q W_Kᵀ
+					x_j.${rotated ? " The rotations come between W_Q and W_Kᵀ." : ""}</span
 				>`,
 			grid("scores"),
 		)}
