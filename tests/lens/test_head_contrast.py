@@ -26,9 +26,9 @@ def model():
     return ch.new("tiny-decoder", **BYTES)
 
 
-def weights(num_pairs, effects):
-    """pair·kind × 2 layers × 3 heads of noise around 0.2; some heads have an effect in pairs."""
-    values = 0.2 + 0.02 * torch.randn(num_pairs, 2, 2, 3, generator=torch.manual_seed(0))
+def weights(num_pairs, effects, base=0.2):
+    """pair·kind × 2 layers × 3 heads of noise around a base; some heads have an effect in pairs."""
+    values = base + base / 10 * torch.randn(num_pairs, 2, 2, 3, generator=torch.manual_seed(0))
     for (layer, head), (pairs, size) in effects.items():
         values[pairs, 0, layer, head] += size
     return values.flatten(0, 1)
@@ -65,16 +65,18 @@ def test_the_second_half_exposes_a_head_that_was_chosen_by_chance(model, monkeyp
     assert 0.27 < low < 0.3 < high < 0.33
 
 
-def test_a_clear_effect_is_large_and_its_interval_above_zero(model, monkeypatch):
-    for size, clear in ((0.3, True), (0.05, False)):  # 0.25 is not 1.5 times 0.2
-        effects = {(1, 2): (slice(None), size)}
-        monkeypatch.setattr(
-            head_contrast, "attention_to_words", lambda *_, e=effects: weights(20, e)
-        )
-        found = find_heads(model, PAIRS)
-        assert found.heads[0] == (1, 2)
-        assert found.values[0, 3] > 0
-        assert found.has_clear_effect == clear
+@pytest.mark.parametrize(
+    ("base", "size", "clear"),
+    [(0.2, 0.3, True), (0.2, 0.05, False), (0.02, 0.03, False), (0.02, 0.06, True)],
+)
+def test_a_clear_effect_is_large_and_its_interval_above_zero(model, monkeypatch, base, size, clear):
+    """0.25 is not 1.5 times 0.2, and 0.05 hardly more than 0.02."""
+    effects = {(1, 2): (slice(None), size)}
+    monkeypatch.setattr(head_contrast, "attention_to_words", lambda *_: weights(20, effects, base))
+    found = find_heads(model, PAIRS)
+    assert found.heads[0] == (1, 2)
+    assert found.values[0, 3] > 0
+    assert found.has_clear_effect == clear
 
 
 def test_intervals_cover_the_true_mean():

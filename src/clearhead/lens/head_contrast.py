@@ -31,7 +31,9 @@ STATISTICS = ("effect", "control", "difference", "95% low", "95% high")
 TEXTS_PER_BATCH = 16
 MIN_PAIRS = 8
 MAX_PAIRS = 1000
-MIN_RATIO = 1.5  # of a clear effect: attention in the effect sentences / in the controls
+# A clear effect: attention in the effect sentences minus, and divided by, that in the controls.
+MIN_DIFFERENCE = 0.05
+MIN_RATIO = 1.5
 BOOTSTRAP_SAMPLES = 10_000
 
 
@@ -59,10 +61,12 @@ class HeadContrast(View):
     def has_clear_effect(self) -> bool:
         """Whether the best head attends more in the effect sentences than in their controls.
 
-        The interval of the difference must be above 0, and the attention 1.5 times as large.
+        The interval of the difference must be above 0, the difference at least 0.05, and the
+        attention 1.5 times as large.
         """
-        effect, control, _, low, _ = self.values[0].tolist()
-        return bool(low > 0 and effect >= MIN_RATIO * control)
+        effect, control, difference, low, _ = self.values[0].tolist()
+        is_large = difference >= MIN_DIFFERENCE and effect >= MIN_RATIO * control
+        return bool(low > 0 and is_large)
 
 
 def contrast_names() -> list[str]:

@@ -258,7 +258,7 @@ class LayerSource(EmbeddingSource):
 CONTROL_WORDS = 5000
 CONTROL_SUMS = 1000
 CONTROL_QUANTILES = (0.025, 0.975)
-COMPARISON_ROWS = ("as given", "random words, mean", "lower 2.5%", "upper 2.5%")
+COMPARISON_ROWS = ("as given", "one random word, mean", "lower 2.5%", "upper 2.5%")
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ class Direction:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SumComparison(View):
-    """The cosine of two sums, and of the first with random sums: mean and 95% range."""
+    """The cosine of two sums, and with one random word in the second: mean and 95% range."""
 
     lengths: tuple[float, float]
     control: Tensor  # a cosine for each random sum
@@ -380,8 +380,10 @@ class Vectors:
     def compare(self, equation: str, top_k: int = 5) -> "SumComparison":
         """How close the two sides of `queen - king = woman - man` are.
 
-        As a control, the left side is also compared with random words, added and subtracted as on
-        the right side. Vectors are normalized before they are added.
+        As a control, the left side is also compared with the right side in which one word, each in
+        turn, is replaced by a random one: a word that both sides share, or one that is close to the
+        left side by itself, would make any difference look alike. Vectors are normalized before
+        they are added.
         """
         sides = split_equation(_check_word(equation))
         if len(sides) != 2 or not all(sides):
@@ -391,7 +393,10 @@ class Vectors:
         evaluated = [self.evaluate_expression(side) for side in sides]
         left, right = (total for _, total in evaluated)
         signs = torch.tensor([float(sign) for sign, _ in parse_terms(sides[1], self._is_word)])
-        control = F.cosine_similarity(left, self._random_sums(signs), dim=-1)
+        terms = signs[:, None] * F.normalize(
+            torch.stack([word.vector for word in evaluated[1][0]]), dim=-1
+        )
+        control = F.cosine_similarity(left, self._replace_one_word(terms, signs), dim=-1)
         cosine = F.cosine_similarity(left, right, dim=0)
         low, high = control.quantile(torch.tensor(CONTROL_QUANTILES)).tolist()
         num_as_close = int((control >= cosine).sum())
@@ -405,15 +410,15 @@ class Vectors:
             signed=True,
             vmax=1.0,
             note=f"cosine with {sides[0]} (length {lengths[0]:.3g}; {sides[1]}: {lengths[1]:.3g}); "
-            f"{num_as_close} of {len(control):,} sums of random words come as close"
+            f"{num_as_close} of {len(control):,} right sides with one random word come as close"
             + _tokens_note(words),
             lengths=lengths,
             control=control,
             neighbors=(self.solve(sides[0], top_k), self.solve(sides[1], top_k)),
         )
 
-    def _random_sums(self, signs: Tensor) -> Tensor:
-        """Sums of random words with these signs: whole words, the most frequent if sorted."""
+    def _replace_one_word(self, terms: Tensor, signs: Tensor) -> Tensor:
+        """Sums of terms, one of them replaced by a random word: a whole word, a frequent one."""
         names = self.source.names
         has_spaces = any(name.startswith(VISIBLE_WHITESPACE[" "]) for name in names)
         plain = [
@@ -424,14 +429,10 @@ class Vectors:
             and not name.startswith("##")
         ]
         rows = torch.tensor(plain[:CONTROL_WORDS] or range(len(names)))
-        weights = torch.ones(CONTROL_SUMS, len(rows))
-        chosen = torch.multinomial(
-            weights,
-            len(signs),
-            replacement=len(rows) < len(signs),
-            generator=torch.Generator().manual_seed(0),
-        )
-        return torch.einsum("t, std -> sd", signs, self.normalized[rows[chosen]])
+        generator = torch.Generator().manual_seed(0)
+        chosen = rows[torch.randint(len(rows), (CONTROL_SUMS,), generator=generator)]
+        position = torch.arange(CONTROL_SUMS) % len(signs)
+        return terms.sum(dim=0) - terms[position] + signs[position, None] * self.normalized[chosen]
 
     def nearest(self, vector: Tensor, top_k: int = 10, exclude: Sequence[str] = ()) -> View:
         """The words nearest to a vector."""
