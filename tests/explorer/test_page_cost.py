@@ -1,4 +1,4 @@
-"""A request reads at most so many tokens in one turn, whatever it asks for."""
+"""The number of tokens that one request may process in one turn is limited on every route."""
 
 import json
 

@@ -163,10 +163,10 @@ def simple_attention(
     cache = watch_single_text(model, [name], x, source, images, audio, edits)
     vectors = single_text(cache[name])  # token d_model
     labels, _ = query_key_labels(cache, kind, (len(vectors), len(vectors)))
-    return attend_without_weights(model, vectors, labels, kind, layer)
+    return attend_without_projections(model, vectors, labels, kind, layer)
 
 
-def attend_without_weights(
+def attend_without_projections(
     model: "Model",
     vectors: Tensor,
     labels: Sequence[str],

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 
-MIN_MAPPED_BYTES = 2**20  # less is not worth a mapping of its own
+MIN_MAPPED_BYTES = 2**20  # smaller caches are not worth a separate mapping
 KeysValues = tuple[Float[Tensor, "batch head key d"], Float[Tensor, "batch head key d"]]
 ComputeKV = Callable[..., KeysValues]
 

@@ -15,7 +15,7 @@ from clearhead.lens.argument_checks import check_layer, check_token
 from clearhead.lens.attention import (
     HEAD_SCORES,
     SimpleAttention,
-    attend_without_weights,
+    attend_without_projections,
     score_heads,
 )
 from clearhead.lens.circuits import detach_weight, unembedding_matrix
@@ -246,7 +246,7 @@ def simple_attention(run: Run, part: AttentionKind) -> SimpleAttention:
     tokens = describe_trace_tokens(trace.model, ids, trace, is_source)
     labels = [token["text"] for token in tokens]
     vectors = trace.value(name).float().cpu()
-    return attend_without_weights(trace.model, vectors, labels, part)
+    return attend_without_projections(trace.model, vectors, labels, part)
 
 
 def describe_block(run: Run, layer: int, token: int, is_encoder: bool) -> JSONDict:
